@@ -1,0 +1,41 @@
+"""Errors a person can act on: one sentence, an optional hint, a fixed exit code."""
+
+from __future__ import annotations
+
+
+class WqError(Exception):
+    """A failure the user can fix (file, model, device, profile): exit code 1.
+
+    Args:
+        message: One sentence without a full stop, literals in backticks.
+        hint: What to try next, printed on its own line.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(WqError):
+    """Options that do not go together or lie outside their range: exit code 2, as Typer's own."""
+
+    exit_code = 2
+
+
+class VideoError(WqError):
+    """The input file holds no video that can be decoded."""
+
+
+class ModelError(WqError):
+    """The model cannot be found, loaded or used here."""
+
+
+class ProfileError(WqError):
+    """A profile is missing or not valid."""
+
+
+class DeviceError(WqError):
+    """The device is missing or ran out of memory."""

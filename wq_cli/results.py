@@ -1,0 +1,234 @@
+"""What a run produced, as plain data: the tables, the PNG and the JSON are all drawn from these.
+
+Every key carries its unit. `SCHEMA_VERSION` changes when a key is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+WindowRole = Literal["first", "scored", "tail"]
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """One window of visual tokens.
+
+    Attributes:
+        index: Position in the video, 0 first; the tail comes last.
+        role: `first` and `tail` stay at full precision whatever their score.
+        tokens: Number of visual tokens.
+        first_frame, last_frame: Sampled frames it touches, inclusive.
+        start_seconds, end_seconds: Time shown by those frames, counted from the first frame of the video.
+        similarity: Raw score, eq 8 (None for a tail, which is never scored).
+        relevance: Score as it meets the thresholds, in [0, 1] unless `--score-norm raw` (None when not scored).
+        key_bits, value_bits: Width in each layer, [layers].
+    """
+
+    index: int
+    role: WindowRole
+    tokens: int
+    first_frame: int
+    last_frame: int
+    start_seconds: float
+    end_seconds: float
+    similarity: float | None
+    relevance: float | None
+    key_bits: tuple[int, ...]
+    value_bits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One decoder layer: its sensitivity (eq 9), thresholds (eqs 10, 11) and windows per key width."""
+
+    index: int
+    sensitivity: float | None
+    threshold_low: float | None
+    threshold_high: float | None
+    windows_per_bits: dict[int, int]
+
+
+@dataclass(frozen=True)
+class VideoResult:
+    """What was read from the file."""
+
+    path: str
+    width: int
+    height: int
+    duration_seconds: float
+    frames: int
+    frames_requested: int | None
+    pts_seconds: tuple[float, ...]
+    rotation_degrees: int
+    is_scene: bool
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """What answered, where it ran and why there."""
+
+    name: str
+    model_type: str
+    is_demo: bool
+    device: str
+    dtype: str
+    backend: str
+    backend_reason: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """The policy and the settings that shaped its plan."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """Bytes of tensors that exist after sealing.
+
+    Attributes:
+        kv_bytes: Whole cache: codes, scales, minima, full-precision parts, padding, room for new tokens.
+        kv_bytes_full: The same tokens at full precision.
+        effective_bits: Bits per stored element of the *visual* tokens, metadata and full-precision parts included.
+        metadata_bytes: Scales and minima alone.
+        peak_bytes: Peak of the device's allocator, or of the process on a CPU (None when it cannot be read).
+    """
+
+    kv_bytes: int
+    kv_bytes_full: int
+    effective_bits: float
+    metadata_bytes: int
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TimingResult:
+    """Milliseconds of each stage; the names are those of the progress line.
+
+    Attributes:
+        search_ms: Scores and bit plan.
+        first_token_ms: Prefill, sealing included, up to the first token.
+        seal_ms: Quantizing and packing alone.
+        decode_ms_per_token: Median over the steps after the first token (None when there was none).
+    """
+
+    load_ms: float
+    decode_ms: float
+    encode_ms: float
+    search_ms: float
+    first_token_ms: float
+    seal_ms: float
+    decode_ms_per_token: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class InspectResult:
+    """The map without an answer: one list of windows per prompt.
+
+    Attributes:
+        windows: [prompts][windows]; times and roles agree between prompts, scores and bits differ.
+    """
+
+    command: str
+    video: VideoResult
+    model: ModelResult
+    policy: PolicyResult
+    prompts: tuple[str, ...]
+    windows: tuple[tuple[WindowResult, ...], ...]
+    layers: tuple[LayerResult, ...]
+    visual_tokens: int
+    window_size: int
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AskResult:
+    """One question and its answer."""
+
+    command: str
+    video: VideoResult
+    model: ModelResult
+    policy: PolicyResult
+    prompt: str
+    windows: tuple[WindowResult, ...]
+    layers: tuple[LayerResult, ...]
+    visual_tokens: int
+    text_tokens: int
+    window_size: int
+    memory: MemoryResult
+    timing: TimingResult
+    answer: str
+    answer_tokens: int
+    finish_reason: Literal["stop", "length"]
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One policy measured on one clip.
+
+    Attributes:
+        kl_to_full: Mean KL(full || policy) in nats over the answer positions, question asked through the packed cache.
+        greedy_agreement: Share of those positions with the same most likely token.
+        warmup_ms: First prefill and decode, compilation included; kept out of every other figure.
+    """
+
+    policy: str
+    effective_bits: float
+    kv_bytes: int
+    kv_bytes_full: int
+    peak_bytes: int | None
+    search_ms: float
+    seal_ms: float
+    first_token_ms: float
+    decode_ms_per_token: float
+    tokens_per_second: float
+    kl_to_full: float | None
+    greedy_agreement: float | None
+    warmup_ms: float
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """The policies side by side on the same clip, question and prefill rule."""
+
+    command: str
+    video: VideoResult | None
+    model: ModelResult
+    prompt: str
+    batch: int
+    visual_tokens: int
+    decode_tokens: int
+    fidelity_tokens: int
+    rows: tuple[BenchRow, ...]
+    versions: dict[str, str]
+    notices: tuple[str, ...] = ()
+
+
+Result = AskResult | InspectResult | BenchResult
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What `--json` prints when a command fails."""
+
+    command: str
+    error: str
+    hint: str | None
+    exit_code: int
+    kind: str = field(default="error")
+
+
+def to_dict(result: Any) -> dict[str, Any]:
+    """A result as JSON-ready data, with the schema version in front."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(result)}
