@@ -1,0 +1,119 @@
+"""Frozen settings of a run. Commands fill them from options and the profile; nothing below reads a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wq_cli.errors import UsageError
+
+ScoreNorm = Literal["minmax", "rank", "raw"]
+ScoreText = Literal["question", "prompt"]
+Scorer = Literal["cosine", "pearson", "euclidean"]
+ZeroPoint = Literal["float", "integer"]
+SensitivitySource = Literal["auto", "online", "profile"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Backend = Literal["auto", "triton", "torch"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which frames are read: a number of them, or a rate, between two times in seconds."""
+
+    frames: int | None = None
+    fps: float | None = None
+    start: float | None = None
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.frames is not None and self.fps is not None:
+            raise UsageError("`--frames` and `--fps` cannot be used together", "give one of them")
+        if self.frames is not None and self.frames < 1:
+            raise UsageError(f"`--frames {self.frames}` is not positive")
+        if self.fps is not None and not 0 < self.fps < float("inf"):
+            raise UsageError(f"`--fps {self.fps}` is not positive")
+        if self.start is not None and self.start < 0:
+            raise UsageError(f"`--start {self.start}` is negative")
+        if self.end is not None and self.end <= (self.start or 0.0):
+            raise UsageError(f"`--end {self.end}` is not after `--start {self.start or 0.0}`")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the visual KV cache is cut, scored, planned and stored (docs/method.md).
+
+    Attributes:
+        policy: Name in the registry of `wq_cli.policies`.
+        window: S, visual tokens per window.
+        alpha: Eqs 10 and 11.
+        bits: Budget in average effective bits of the visual tokens; replaces the thresholds.
+        kv_memory_bytes: Budget for the whole cache in bytes; replaces the thresholds.
+        kv_split: Widths of (keys, values) for each of the levels high, middle, low, e.g. ((16, 16), (4, 2), (3, 2)).
+        reorder: False keeps windows in time order (ablation C of the paper).
+        seed: For the random policy.
+    """
+
+    policy: str = "windowquant"
+    window: int = 32
+    alpha: float = 2.0
+    score_norm: ScoreNorm = "minmax"
+    score_text: ScoreText = "question"
+    scorer: Scorer = "cosine"
+    sensitivity: SensitivitySource = "auto"
+    fixed_first_window: bool = True
+    reorder: bool = True
+    zero_point: ZeroPoint = "float"
+    kv_split: tuple[tuple[int, int], ...] | None = None
+    bits: float | None = None
+    kv_memory_bytes: int | None = None
+    kv_dtype: Dtype = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise UsageError(f"`--window {self.window}` is not positive")
+        if not 0 < self.alpha < float("inf"):
+            raise UsageError(f"`--alpha {self.alpha}` is not positive")
+        if self.bits is not None and self.kv_memory_bytes is not None:
+            raise UsageError("`--bits` and `--kv-memory` cannot be used together", "give one of them")
+        if self.bits is not None and self.bits <= 0:
+            raise UsageError(f"`--bits {self.bits}` is not positive")
+        if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
+            raise UsageError(f"`--kv-memory {self.kv_memory_bytes}` is not positive")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How the answer is drawn. Temperature 0 is greedy."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+    question_after_cache: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"`--max-new-tokens {self.max_new_tokens}` is not positive")
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"`--temperature {self.temperature}` is negative")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Which model runs where."""
+
+    profile: str | None = None
+    model: str | None = None
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    backend: Backend = "auto"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run depends on."""
+
+    sampling: Sampling = Sampling()
+    quantization: Quantization = Quantization()
+    generation: Generation = Generation()
+    runtime: Runtime = Runtime()
