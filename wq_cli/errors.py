@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class WqError(Exception):
     """A failure the user can fix (file, model, device, profile): exit code 1.
@@ -39,3 +42,11 @@ class ProfileError(WqError):
 
 class DeviceError(WqError):
     """The device is missing or ran out of memory."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is in no registry: the nearest match and the whole list."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    return UsageError(f"there is no {kind} `{name}`", f"{hint}known: {', '.join(known)}")

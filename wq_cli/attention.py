@@ -1,0 +1,63 @@
+"""Attention over a sealed layer, registered with transformers under the name `wq`.
+
+The prefill goes to SDPA. Once a layer is sealed, queries meet its packed segments and its full-precision run in the
+fused op of `wq_kernels`. A custom attention without a mask function of the same name would get no mask, so both are
+registered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from wq_kernels import attend
+
+if TYPE_CHECKING:
+    import torch
+
+    from wq_cli.cache import WindowCacheLayer
+
+ATTENTION = "wq"
+
+
+def attach_layer(key: torch.Tensor, layer: WindowCacheLayer) -> torch.Tensor:
+    """Let a layer's new keys carry the layer itself: the only way from `Cache.update` to the attention function that
+    all model classes leave open."""
+    key.wq_layer = layer  # type: ignore[attr-defined]
+    return key
+
+
+def windowed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of new queries, [B, Hq, Q, D], over everything cached and themselves (causal among themselves).
+
+    Returns:
+        [B, Q, Hq, D] and no weights. Padding is known to the cache, so `attention_mask` matters in the prefill only.
+    """
+    layer: WindowCacheLayer | None = getattr(key, "wq_layer", None)
+    if layer is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return output, None
+    output = attend(
+        query,
+        layer.segments,
+        layer.raw_key,
+        layer.raw_value,
+        layer.raw_length,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        raw_mask=layer.raw_mask,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, windowed_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

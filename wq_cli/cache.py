@@ -1,0 +1,377 @@
+"""A transformers `Cache` whose layers are sealed: visual windows reordered by width, quantized and packed.
+
+During the prefill a layer holds its keys and values as they come. Sealing it keeps packed segments plus one
+full-precision *run*: text, windows at full precision, tail, and all tokens that follow. Softmax does not depend on the
+order of keys that already carry their rotary position, so the run may mix them (methods of WindowQuant, section 3.3).
+All contact with transformers' cache classes is in this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+from wq_kernels import Block, Segment, unpack
+
+from wq_cli.attention import ATTENTION, attach_layer
+from wq_cli.policies.base import FULL_PRECISION, Budget, LayerPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wq_cli.codecs import ChannelInWindow
+
+# Tokens of room added when the run is full.
+GROWTH_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class VisualTokens:
+    """Where the visual tokens of a batch stand in its prompts.
+
+    Attributes:
+        positions: Position of every visual token in its prompt, ascending, int64 [B, M].
+        text: Position of every other token of the prefilled prompt, ascending, int64 [B, L - M].
+        window: S. The last M mod S visual tokens are the tail.
+        padding: True for real tokens, False for padding, [B, L]; None without padding.
+    """
+
+    positions: torch.Tensor
+    text: torch.Tensor
+    window: int
+    padding: torch.Tensor | None = None
+
+    @classmethod
+    def from_mask(cls, visual: torch.Tensor, window: int, padding: torch.Tensor | None = None) -> VisualTokens:
+        """From a bool mask [B, L].
+
+        Raises:
+            ValueError: Rows with different numbers of visual tokens.
+        """
+        counts = visual.sum(dim=1)
+        if (counts != counts[0]).any():
+            raise ValueError(f"rows hold {counts.tolist()} visual tokens, a batch needs equal numbers")
+        batch = visual.shape[0]
+        positions = visual.nonzero()[:, 1].view(batch, -1)
+        text = (~visual).nonzero()[:, 1].view(batch, -1)
+        return cls(positions, text, window, padding)
+
+    @property
+    def windows(self) -> int:
+        return self.positions.shape[1] // self.window
+
+    @property
+    def length(self) -> int:
+        """L, tokens of the prompt."""
+        return self.positions.shape[1] + self.text.shape[1]
+
+    def of_windows(self, indices: np.ndarray) -> torch.Tensor:
+        """Positions of the tokens of some windows, in the order given, [B, len(indices) * S]."""
+        whole = self.positions[:, : self.windows * self.window].unflatten(1, (self.windows, self.window))
+        return whole[:, torch.from_numpy(indices).to(whole.device)].flatten(1)
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """Positions of the tail, [B, M mod S]."""
+        return self.positions[:, self.windows * self.window :]
+
+
+def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, np.ndarray]], np.ndarray]:
+    """How a plan is laid out in memory.
+
+    Args:
+        plan: Widths of the windows.
+        reorder: Windows of equal widths contiguous (module III of the paper); otherwise time order is kept and every
+            change of width starts a segment.
+
+    Returns:
+        (key bits, value bits, windows) of each segment, and the windows that join the full-precision run.
+        Invariant: together they are a permutation of all windows.
+    """
+    pairs = np.stack([plan.key_bits, plan.value_bits], axis=1)
+    if not reorder:
+        starts = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1))
+        runs = np.split(np.arange(len(pairs)), starts[1:]) if len(pairs) else []
+        return [(int(pairs[run[0], 0]), int(pairs[run[0], 1]), run) for run in runs], np.arange(0)
+    full = np.all(pairs == FULL_PRECISION, axis=1)
+    segments = []
+    for key_bits, value_bits in sorted({(int(k), int(v)) for k, v in pairs[~full]}, reverse=True):
+        chosen = np.flatnonzero((pairs[:, 0] == key_bits) & (pairs[:, 1] == value_bits))
+        segments.append((key_bits, value_bits, chosen))
+    return segments, np.flatnonzero(full)
+
+
+class WindowCacheLayer(CacheLayerMixin):
+    """One layer: open during the prefill, then sealed.
+
+    Attributes:
+        segments: Packed windows, every token visible to every later query.
+        raw_key, raw_value: The full-precision run with room to grow, [B, Hkv, capacity, D].
+        raw_length: Tokens of the run in use.
+        raw_mask: False where the run holds padding, [B, capacity]; None without padding.
+    """
+
+    is_sliding = False
+
+    def __init__(self, owner: WindowCache) -> None:
+        super().__init__()
+        self.owner = owner
+        self.reset()
+
+    def reset(self) -> None:
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+        self.is_initialized = False
+        self.plan: LayerPlan | None = None
+        self.segments: list[Segment] = []
+        self.raw_key: torch.Tensor | None = None
+        self.raw_value: torch.Tensor | None = None
+        self.raw_mask: torch.Tensor | None = None
+        self.raw_length = 0
+        self.length = 0
+
+    @property
+    def sealed(self) -> bool:
+        return self.plan is not None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.device, self.dtype = key_states.device, key_states.dtype
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new tokens, [B, Hkv, T, D] each.
+
+        Returns:
+            What the attention function gets: all keys and values while the layer is open. Once sealed, the new ones
+            alone with this layer attached when the model runs our attention, else everything dequantized, in the
+            order of the prompt.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.length += key_states.shape[-2]
+        if not self.sealed:
+            self.keys = key_states if self.keys is None else torch.cat([self.keys, key_states], dim=-2)
+            self.values = value_states if self.values is None else torch.cat([self.values, value_states], dim=-2)
+            return self.keys, self.values
+        self._append(key_states, value_states)
+        if self.owner.uses_our_attention:
+            return attach_layer(key_states, self), value_states
+        return self.dequantized(key_states.dtype)
+
+    def seal(self, plan: LayerPlan) -> None:
+        """Reorder, quantize, pack and drop the full-precision copy.
+
+        Raises:
+            ValueError: The layer is not the one the plan and the visual tokens were made for.
+        """
+        visual, codec = self.owner.visual, self.owner.codec
+        if self.keys is None or self.values is None or self.sealed:
+            raise ValueError("only a layer that was filled and is not sealed yet can be sealed")
+        if plan.windows != visual.windows:
+            raise ValueError(f"a plan for {plan.windows} windows does not fit {visual.windows} windows")
+        if self.keys.shape[-2] != visual.length:
+            raise ValueError(f"the prefill held {self.keys.shape[-2]} tokens, the visual mask {visual.length}")
+        keys, values = (x.to(self.owner.dtype or x.dtype) for x in (self.keys, self.values))
+        self.keys = self.values = None
+        order, raw_windows = storage_order(plan, self.owner.reorder)
+        for key_bits, value_bits, chosen in order:
+            index = visual.of_windows(chosen)
+            self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
+        index = self._run_index(raw_windows)
+        self.raw_key = self._run(keys, index)
+        self.raw_value = self._run(values, index)
+        if visual.padding is not None:
+            self.raw_mask = torch.ones(self.raw_key.shape[0], self.raw_key.shape[2], dtype=torch.bool, device=keys.device)
+            self.raw_mask[:, : index.shape[1]] = visual.padding.gather(1, index)
+        self.raw_length = index.shape[1]
+        self.plan = plan
+
+    def _run_index(self, raw_windows: np.ndarray) -> torch.Tensor:
+        """Prompt positions of the run in storage order, [B, T]."""
+        visual = self.owner.visual
+        return torch.cat([visual.text, visual.of_windows(raw_windows), visual.tail], dim=1)
+
+    def _run(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        batch, heads, _, dim = x.shape
+        run = x.new_zeros(batch, heads, index.shape[1] + self.owner.room, dim)
+        run[:, :, : index.shape[1]] = x.gather(2, index[:, None, :, None].expand(-1, heads, -1, dim))
+        return run
+
+    def _append(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        assert self.raw_key is not None and self.raw_value is not None
+        end = self.raw_length + key.shape[-2]
+        missing = end - self.raw_key.shape[-2]
+        if missing > 0:
+            grow = max(missing, GROWTH_TOKENS)
+            self.raw_key = torch.nn.functional.pad(self.raw_key, (0, 0, 0, grow))
+            self.raw_value = torch.nn.functional.pad(self.raw_value, (0, 0, 0, grow))
+            if self.raw_mask is not None:
+                self.raw_mask = torch.nn.functional.pad(self.raw_mask, (0, grow), value=True)
+        self.raw_key[:, :, self.raw_length : end] = key
+        self.raw_value[:, :, self.raw_length : end] = value
+        self.raw_length = end
+
+    def dequantized(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values in the order of the prompt, [B, Hkv, length, D] each.
+
+        For models that run another attention: right, but it undoes the saving for the time of the call.
+        """
+        assert self.plan is not None and self.raw_key is not None and self.raw_value is not None
+        order, raw_windows = storage_order(self.plan, self.owner.reorder)
+        index = [self.owner.visual.of_windows(chosen) for _, _, chosen in order] + [self._run_index(raw_windows)]
+        prompt = torch.cat(index, dim=1)
+        new = torch.arange(prompt.shape[1], self.length, device=prompt.device).expand(prompt.shape[0], -1)
+        back = torch.cat([prompt, new], dim=1).argsort(dim=1)[:, None, :, None]
+
+        def restore(blocks: list[Block], run: torch.Tensor) -> torch.Tensor:
+            stored = torch.cat([*(unpack(b, dtype) for b in blocks), run[:, :, : self.raw_length].to(dtype)], dim=2)
+            return stored.gather(2, back.expand(-1, stored.shape[1], -1, stored.shape[3]))
+
+        keys = restore([segment.key for segment in self.segments], self.raw_key)
+        return keys, restore([segment.value for segment in self.segments], self.raw_value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor this layer holds."""
+        held = [self.keys, self.values, self.raw_key, self.raw_value, self.raw_mask]
+        return sum(x.nbytes for x in held if x is not None) + self.segment_nbytes
+
+    @property
+    def segment_nbytes(self) -> int:
+        return sum(s.key.nbytes + s.value.nbytes for s in self.segments)
+
+    @property
+    def metadata_nbytes(self) -> int:
+        """Bytes of scales and minima alone."""
+        return sum(s.key.metadata_nbytes + s.value.metadata_nbytes for s in self.segments)
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Follow a beam search: every row of the batch may change places."""
+        names = ["keys", "values", "raw_key", "raw_value", "raw_mask"]
+        for name in names:
+            held = getattr(self, name)
+            if held is not None:
+                setattr(self, name, held.index_select(0, beam_idx.to(held.device)))
+        self.segments = [
+            Segment(s.key.index_select(beam_idx), s.value.index_select(beam_idx)) for s in self.segments
+        ]
+
+
+class WindowCache(Cache):
+    """Visual windows packed by a plan, everything else at full precision.
+
+    Works inside `model.generate(past_key_values=...)`: with a `planner` every layer is sealed as soon as the next one
+    starts. The model may run any attention implementation; with `wq` (see `wq_cli.attention`) nothing is dequantized
+    in memory.
+
+    Args:
+        config: The language model's config.
+        visual: Where the visual tokens of the prompt are.
+        codec: How windows are stored.
+        planner: Plan of a layer by its index. None leaves sealing to the caller.
+        room: Tokens of the run to allocate beyond the prompt; it grows when they are used up.
+        reorder: See `storage_order`.
+        dtype: Dtype of what is stored; None is the model's.
+    """
+
+    layers: list[WindowCacheLayer]
+
+    def __init__(
+        self,
+        config: Any,
+        visual: VisualTokens,
+        codec: ChannelInWindow,
+        *,
+        planner: Callable[[int], LayerPlan] | None = None,
+        room: int = GROWTH_TOKENS,
+        reorder: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.config = config
+        self.visual = visual
+        self.codec = codec
+        self.planner = planner
+        self.room = room
+        self.reorder = reorder
+        self.dtype = dtype
+        super().__init__(layers=[WindowCacheLayer(self) for _ in range(config.num_hidden_layers)])
+
+    @property
+    def uses_our_attention(self) -> bool:
+        return bool(self.config._attn_implementation == ATTENTION)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The layer before has done its attention, so its full-precision copy can go.
+        before = self.layers[layer_idx - 1]
+        if self.planner is not None and before.is_initialized and not before.sealed:
+            before.seal(self.planner(self.layers.index(before)))
+        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
+    def seal(self, layer_idx: int, plan: LayerPlan) -> None:
+        """Seal one layer whose attention has run."""
+        self.layers[layer_idx].seal(plan)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor in the cache."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def metadata_nbytes(self) -> int:
+        return sum(layer.metadata_nbytes for layer in self.layers)
+
+    @property
+    def full_nbytes(self) -> int:
+        """Bytes of the same tokens, room included, were nothing quantized."""
+        total = 0
+        for layer in self.layers:
+            assert layer.raw_key is not None
+            batch, heads, capacity, dim = layer.raw_key.shape
+            tokens = capacity + sum(segment.key.tokens for segment in layer.segments)
+            total += 2 * batch * heads * tokens * dim * layer.raw_key.itemsize
+        return total
+
+    @property
+    def visual_bits(self) -> float:
+        """Stored bits per element of the visual tokens: codes, metadata, padding and full-precision windows."""
+        bits = elements = 0
+        for layer in self.layers:
+            assert layer.raw_key is not None
+            batch, heads, _, dim = layer.raw_key.shape
+            visual_tokens = self.visual.positions.shape[1]
+            run_tokens = visual_tokens - sum(segment.key.tokens for segment in layer.segments)
+            bits += 8 * (layer.segment_nbytes + 2 * batch * heads * run_tokens * dim * layer.raw_key.itemsize)
+            elements += 2 * batch * heads * visual_tokens * dim
+        return bits / elements if elements else 0.0
+
+
+def budget_for(
+    visual: VisualTokens, codec: ChannelInWindow, layers: int, full_bits: int, visual_bits: float
+) -> Budget:
+    """The budget object of a policy for an average of `visual_bits` per visual element."""
+    tail = visual.tail.shape[1]
+    elements = 2 * layers * visual.positions.shape[1]
+    return Budget(
+        total_bits=visual_bits * elements,
+        layers=layers,
+        tail_bits=2 * tail * full_bits,
+        full_window_bits=2 * visual.window * full_bits,
+        window_bits=lambda key, value: codec.window_bits(key, full_bits) + codec.window_bits(value, full_bits),
+        elements=elements,
+    )

@@ -1,0 +1,395 @@
+"""Prefill, seal, decode: the stages of an answer in order, over any adapter of `wq_cli.models`.
+
+Nothing here knows a file, a terminal or a policy by name. Letters: B rows of a batch, L prompt tokens, W windows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wq_cli import windows
+from wq_cli.attention import ATTENTION
+from wq_cli.cache import GROWTH_TOKENS, VisualTokens, WindowCache, budget_for
+from wq_cli.codecs import ChannelInWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from wq_cli.config import Generation, Quantization
+    from wq_cli.models.base import Prompt, VideoModel
+    from wq_cli.policies.base import LayerPlan, Policy
+
+
+class Stopwatch:
+    """Adds up the time of marked stretches; on CUDA with events, so that nothing waits while it runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self._cuda:
+            started = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - started
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        stream = torch.cuda.current_stream(self._device)
+        begin.record(stream)
+        yield
+        end.record(stream)
+        self._events.append((begin, end))
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds so far; waits for the device."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        return self._seconds * 1e3 + sum(begin.elapsed_time(end) for begin, end in self._events)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Scores of every request's windows.
+
+    Attributes:
+        similarity: Raw, [B, W].
+        relevance: As they meet the thresholds, [B, W]; NaN where a window takes no part.
+        ms: What it took, the plan for a budget included.
+    """
+
+    similarity: NDArray[np.float64]
+    relevance: NDArray[np.float64]
+    ms: float
+
+
+@dataclass
+class Prefilled:
+    """A sealed cache and what is needed to go on from it.
+
+    Attributes:
+        cache: All layers sealed.
+        logits: Of the last prompt token, float32 [B, vocabulary].
+        position: Position of the next token in each row, int64 [B].
+        plans, sensitivity: Per layer; a sensitivity is None when the policy did not ask for it.
+        first_token_ms: Whole prefill, sealing included, until the logits are there.
+        seal_ms: Sealing alone.
+    """
+
+    cache: WindowCache
+    logits: torch.Tensor
+    position: torch.Tensor
+    plans: list[LayerPlan] = field(default_factory=list)
+    sensitivity: list[float | None] = field(default_factory=list)
+    first_token_ms: float = 0.0
+    seal_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts side by side, padded on the left.
+
+    Attributes:
+        embeds: [B, L, D].
+        positions: Position of each token, int64 [B, L].
+        padding: True for real tokens, [B, L]; None when all rows are equally long.
+        visual: Where the visual tokens are.
+        questions: Embeddings that windows are scored against, per row [N, D].
+    """
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    padding: torch.Tensor | None
+    visual: VisualTokens
+    questions: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, prompts: list[Prompt], window: int, *, until_visual_end: bool = False) -> Batch:
+        """Stack prompts.
+
+        Args:
+            prompts: One per row, with equally many visual tokens.
+            window: S.
+            until_visual_end: Leave out what comes after the last visual token.
+        """
+        ends = [p.visual_end if until_visual_end else len(p.embeds) for p in prompts]
+        length = max(ends)
+        device = prompts[0].embeds.device
+        embeds = prompts[0].embeds.new_zeros(len(prompts), length, prompts[0].embeds.shape[1])
+        visual = torch.zeros(len(prompts), length, dtype=torch.bool, device=device)
+        real = torch.zeros_like(visual)
+        for row, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
+            embeds[row, length - end :] = prompt.embeds[:end]
+            visual[row, length - end :] = prompt.visual_mask[:end]
+            real[row, length - end :] = True
+        padding = None if min(ends) == length else real
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)
+        tokens = VisualTokens.from_mask(visual, window, padding)
+        return cls(embeds, positions, padding, tokens, [p.question for p in prompts])
+
+
+@contextmanager
+def windowed_attention(model: VideoModel) -> Iterator[None]:
+    """The decoder runs our attention inside this context, its own again after it, whatever happens."""
+    config = model.text_config
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def search(model: VideoModel, batch: Batch, settings: Quantization, policy: Policy) -> Search:
+    """Score the windows of every row (eq 8) and scale the scores; NaN when the policy does not look at them."""
+    visual = batch.visual
+    rows, count = visual.positions.shape[0], visual.windows
+    if not policy.needs_scores:
+        nothing = np.full((rows, count), np.nan)
+        return Search(nothing, nothing, 0.0)
+    watch = Stopwatch(batch.embeds.device)
+    with watch(), torch.inference_mode():
+        scores = [
+            windows.similarity(batch.embeds[row, visual.positions[row]], question, settings.window, settings.scorer)
+            for row, question in enumerate(batch.questions)
+        ]
+        similarity = torch.stack(scores).double().cpu().numpy()
+    started = time.perf_counter()
+    relevance = np.stack([windows.relevance(s, settings.score_norm, settings.fixed_first_window) for s in similarity])
+    return Search(similarity, relevance, watch.ms + (time.perf_counter() - started) * 1e3)
+
+
+def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int) -> WindowCache:
+    """An empty cache for a batch, with room for `room` more tokens."""
+    dtype = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
+    return WindowCache(
+        model.text_config,
+        batch.visual,
+        ChannelInWindow(settings.window, settings.zero_point),
+        room=min(room, GROWTH_TOKENS),
+        reorder=settings.reorder,
+        dtype=dtype,
+    )
+
+
+def fit_budget(
+    policy: Policy, cache: WindowCache, model: VideoModel, found: Search, settings: Quantization, s: list[float] | None
+) -> None:
+    """Hand `--bits` or `--kv-memory` to the policy, as an average per visual element."""
+    config, visual = model.text_config, cache.visual
+    dtype = cache.dtype or model.dtype
+    full_bits = 8 * dtype.itemsize
+    bits = settings.bits
+    if settings.kv_memory_bytes is not None:
+        rows, count = visual.positions.shape
+        heads, dim = kv_shape(config)
+        per_token = 2 * len(cache.layers) * rows * heads * dim
+        others = (visual.text.shape[1] + cache.room) * per_token * dtype.itemsize
+        bits = 8 * (settings.kv_memory_bytes - others) / (per_token * max(count, 1))
+    if bits is not None:
+        policy.fit_budget(found.relevance, s, budget_for(visual, cache.codec, len(cache.layers), full_bits, bits))
+
+
+def kv_shape(text_config: Any) -> tuple[int, int]:
+    """(KV heads, head size) of a language model."""
+    dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    return text_config.num_key_value_heads, dim
+
+
+@torch.inference_mode()
+def prefill(
+    model: VideoModel,
+    batch: Batch,
+    cache: WindowCache,
+    policy: Policy,
+    found: Search,
+    sensitivity: list[float] | None = None,
+    on_layer: Callable[[int], None] = lambda layer: None,
+) -> Prefilled:
+    """Run the prompt at full precision and seal each layer as soon as it ran: one layer at a time holds its keys and
+    values at full precision.
+
+    Args:
+        model: The adapter.
+        batch: Prompts.
+        cache: Empty.
+        policy: Asked for each layer's plan.
+        found: Scores of the windows.
+        sensitivity: Calibrated s_i of every layer. None measures them on the way, if the policy needs them.
+        on_layer: Called with the index of each sealed layer.
+    """
+    device = batch.embeds.device
+    total, sealing = Stopwatch(device), Stopwatch(device)
+    result = Prefilled(cache, torch.empty(0), batch.positions[:, -1] + 1)
+
+    def seal(layer: int, s: float | None) -> None:
+        plan = policy.plan_layer(layer, found.relevance, s)
+        with sealing():
+            cache.seal(layer, plan)
+        result.plans.append(plan)
+        result.sensitivity.append(s)
+        on_layer(layer)
+
+    measure = policy.needs_sensitivity and sensitivity is None
+    with total(), windowed_attention(model), _after_each_layer(model, batch.padding, measure, sensitivity, seal):
+        hidden = _run(model, batch.embeds, batch.positions, cache, batch.padding)
+        result.logits = model.logits(hidden[:, -1])
+    result.first_token_ms, result.seal_ms = total.ms, sealing.ms
+    return result
+
+
+@contextmanager
+def _after_each_layer(
+    model: VideoModel,
+    padding: torch.Tensor | None,
+    measure: bool,
+    calibrated: list[float] | None,
+    then: Callable[[int, float | None], None],
+) -> Iterator[None]:
+    """Hooks on the decoder layers: measure eq 9 if asked to, then call `then(layer, s_i)`. Always removed."""
+    before: dict[int, torch.Tensor] = {}
+    measured: dict[int, float] = {}
+    hooks = []
+
+    def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        stream: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        return stream
+
+    def watch(index: int, layer: Any) -> None:
+        def enter(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            before[index] = stream_of(args, kwargs)
+
+        def after_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            measured[index] = float(windows.sensitivity(before.pop(index), stream_of(args, kwargs), padding))
+
+        hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        norm = layer.post_attention_layernorm
+        hooks.append(norm.register_forward_pre_hook(after_attention, with_kwargs=True))
+
+    def finish(index: int) -> Callable[..., None]:
+        def leave(*ignored: Any) -> None:
+            then(index, measured.get(index) if measure else calibrated[index] if calibrated else None)
+
+        return leave
+
+    try:
+        for index, layer in enumerate(model.decoder.layers):
+            if measure:
+                watch(index, layer)
+            hooks.append(layer.register_forward_hook(finish(index)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _run(
+    model: VideoModel,
+    embeds: torch.Tensor,
+    positions: torch.Tensor,
+    cache: WindowCache,
+    padding: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One pass of the decoder, [B, T, D] to [B, T, D]."""
+    # transformers renamed the argument between the versions that are supported.
+    parameters = inspect.signature(model.decoder.forward).parameters
+    cache_argument = {"cache" if "cache" in parameters else "past_key_values": cache}
+    output = model.decoder(
+        inputs_embeds=embeds, position_ids=positions, attention_mask=padding, use_cache=True, **cache_argument
+    )
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden
+
+
+@torch.inference_mode()
+def extend(model: VideoModel, state: Prefilled, embeds: torch.Tensor, last_only: bool = True) -> torch.Tensor:
+    """Run more tokens through the sealed cache, causal among themselves.
+
+    Args:
+        model: The adapter.
+        state: Its cache and positions move on.
+        embeds: [B, T, D].
+        last_only: Logits of the last token alone.
+
+    Returns:
+        Float32 logits, [B, vocabulary] or [B, T, vocabulary].
+    """
+    count = embeds.shape[1]
+    positions = state.position[:, None] + torch.arange(count, device=embeds.device)
+    with windowed_attention(model):
+        hidden = _run(model, embeds, positions, state.cache)
+    state.position = state.position + count
+    return model.logits(hidden[:, -1] if last_only else hidden)
+
+
+def ask_through_cache(model: VideoModel, state: Prefilled, prompts: list[Prompt]) -> None:
+    """Run what follows the last visual token through the packed cache: the question after the cache.
+
+    Raises:
+        ValueError: Questions of different lengths.
+    """
+    rest = [prompt.embeds[prompt.visual_end :] for prompt in prompts]
+    if len({len(r) for r in rest}) > 1:
+        raise ValueError("questions of different lengths cannot go through one packed cache together")
+    watch = Stopwatch(state.logits.device)
+    with watch():
+        state.logits = extend(model, state, torch.stack(rest))
+    state.first_token_ms += watch.ms
+
+
+@torch.inference_mode()
+def decode(model: VideoModel, state: Prefilled, settings: Generation) -> Iterator[torch.Tensor]:
+    """Answer tokens one after the other, int64 [B], the first from the prefill's logits.
+
+    Stops after a token with which every row has ended, or after `max_new_tokens`. A row that has ended repeats its
+    last token.
+    """
+    generator = torch.Generator(device=state.logits.device).manual_seed(settings.seed)
+    eos = torch.tensor(sorted(model.eos_ids), device=state.logits.device)
+    token = _draw(state.logits, settings.temperature, generator)
+    ended = torch.isin(token, eos)
+    yield token
+    for _ in range(settings.max_new_tokens - 1):
+        if bool(ended.all()):
+            return
+        logits = extend(model, state, model.embed(token)[:, None])
+        token = torch.where(ended, token, _draw(logits, settings.temperature, generator))
+        ended |= torch.isin(token, eos)
+        yield token
+
+
+def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the peak so far, where the device counts it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Peak of the device's allocator since `reset_peak`; on a CPU that of the whole process so far; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

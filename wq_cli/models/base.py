@@ -1,0 +1,154 @@
+"""What every VLM family gives the engine: visual tokens, prompts as embeddings, the decoder and its head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Frames per call of the vision tower; its activations, not its weights, fill a small card.
+FRAMES_PER_BATCH = 8
+
+
+@dataclass(frozen=True)
+class VisualFeatures:
+    """A clip as the language model sees it.
+
+    Attributes:
+        embeds: Projected and pooled visual tokens in sequence order, [M, D].
+        frames: Sampled frame of each token, int64 [M]; -1 for a token that belongs to none.
+    """
+
+    embeds: torch.Tensor
+    frames: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One video and one question, ready for the decoder.
+
+    Attributes:
+        embeds: [L, D].
+        visual_mask: True for visual tokens, bool [L].
+        question: Embeddings of the text that windows are scored against, [N, D].
+    """
+
+    embeds: torch.Tensor
+    visual_mask: torch.Tensor
+    question: torch.Tensor
+
+    @property
+    def visual_end(self) -> int:
+        """Position after the last visual token: what comes later may be asked through the packed cache."""
+        return int(self.visual_mask.nonzero().max()) + 1
+
+
+class VideoModel(ABC):
+    """A family's adapter over its transformers class.
+
+    Attributes:
+        model_type: The `model_type` of its config, the key of the registry.
+        model: The transformers model, in eval mode.
+        processor: Its processor.
+    """
+
+    model_type: ClassVar[str]
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Any:
+        """The language model without its head; has `.layers`."""
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [...] to embeddings [..., D]."""
+        embeds: torch.Tensor = self.model.get_input_embeddings()(ids)
+        return embeds
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Decoder output [..., D] to float32 logits [..., vocabulary]."""
+        logits: torch.Tensor = self.model.get_output_embeddings()(hidden).float()
+        return logits
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        eos = self.model.generation_config.eos_token_id
+        return frozenset([eos] if isinstance(eos, int) else eos or [])
+
+    def text_of(self, ids: list[int]) -> str:
+        """Answer tokens to text."""
+        text: str = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    @abstractmethod
+    def encode(
+        self,
+        frames: NDArray[np.uint8],
+        pts_seconds: NDArray[np.float64],
+        on_frames: Callable[[int], None] = lambda count: None,
+    ) -> VisualFeatures:
+        """Frames to visual tokens, through the family's own video path.
+
+        Args:
+            frames: RGB, [F, H, W, 3].
+            pts_seconds: Time of each frame, [F].
+            on_frames: Called with the number of frames just encoded.
+        """
+
+    @abstractmethod
+    def prompt_ids(self, question: str, visual: VisualFeatures) -> torch.Tensor:
+        """The chat template filled with the video's placeholders and the question, int64 [L]."""
+
+    @property
+    @abstractmethod
+    def video_token_id(self) -> int:
+        """Placeholder of a visual token."""
+
+    @torch.inference_mode()
+    def prompt(self, question: str, visual: VisualFeatures, score_whole_prompt: bool = False) -> Prompt:
+        """Question and visual tokens joined.
+
+        Args:
+            question: What the user asks.
+            visual: The clip.
+            score_whole_prompt: Score windows against all text of the prompt, the template's too, not the question alone.
+        """
+        ids = self.prompt_ids(question, visual).to(self.device)
+        mask = ids == self.video_token_id
+        embeds = self.embed(ids)
+        embeds[mask] = visual.embeds.to(embeds.dtype)
+        if score_whole_prompt:
+            scored = ids[~mask]
+        else:
+            scored = torch.tensor(
+                self.processor.tokenizer(question, add_special_tokens=False)["input_ids"],
+                dtype=torch.int64,
+                device=self.device,
+            )
+        return Prompt(embeds, mask, self.embed(scored))

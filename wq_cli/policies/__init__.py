@@ -1,0 +1,40 @@
+"""Policies by name. A policy is one class in one file of this folder and one line here (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wq_cli.config import Quantization
+    from wq_cli.policies.base import Policy
+
+# name on the command line: module of this package, class in it
+_REGISTRY = {
+    "windowquant": ("windowquant", "WindowQuant"),
+    "fp16": ("uniform", "Full"),
+    "rtn8": ("uniform", "Rtn8"),
+    "rtn4": ("uniform", "Rtn4"),
+    "rtn2": ("uniform", "Rtn2"),
+    "random": ("windowquant", "Random"),
+}
+
+
+def names() -> list[str]:
+    """Names that `--policy` accepts, the default first."""
+    return list(_REGISTRY)
+
+
+def create(settings: Quantization) -> Policy:
+    """The policy that `settings.policy` names.
+
+    Raises:
+        UsageError: No such policy.
+    """
+    from wq_cli.errors import unknown_name
+
+    if settings.policy not in _REGISTRY:
+        raise unknown_name("policy", settings.policy, names())
+    module, cls = _REGISTRY[settings.policy]
+    policy: Policy = getattr(import_module(f"wq_cli.policies.{module}"), cls)(settings)
+    return policy

@@ -1,0 +1,128 @@
+"""What a policy is: scores and layer statistics in, widths per window out. It knows nothing of how numbers are stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from wq_cli.errors import UsageError, WqError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from wq_cli.config import Quantization
+
+FULL_PRECISION = 16
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Widths of one layer's windows: bits of the keys and of the values, [W] each. 16 is the model's own dtype."""
+
+    key_bits: NDArray[np.int64]
+    value_bits: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.key_bits.shape != self.value_bits.shape:
+            raise ValueError(f"key widths {self.key_bits.shape} and value widths {self.value_bits.shape} differ in shape")
+
+    @property
+    def windows(self) -> int:
+        return len(self.key_bits)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Room for the visual tokens of one request, in bits per channel and KV head, keys and values together.
+
+    Attributes:
+        total_bits: What all layers may take.
+        layers: Number of decoder layers.
+        tail_bits: What the tail takes in one layer.
+        full_window_bits: What one window at full precision takes in one layer.
+        window_bits: The same for a window at (key bits, value bits), metadata and padding included.
+        elements: Stored elements per channel and KV head in all layers, to speak of average bits.
+    """
+
+    total_bits: float
+    layers: int
+    tail_bits: float
+    full_window_bits: float
+    window_bits: Callable[[int, int], float]
+    elements: int
+
+    def too_small(self, needed_bits: float) -> WqError:
+        """The error for a budget below the lowest widths of a policy."""
+        asked, least = self.total_bits / self.elements, needed_bits / self.elements
+        return WqError(
+            f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, but this policy needs at least `{least:.2f}`",
+            "raise `--bits` or `--kv-memory`, or take fewer frames",
+        )
+
+
+class Policy(ABC):
+    """Decides the widths of one layer after the other.
+
+    A policy is made once per request (or batch). `plan_layer` may be called as soon as a layer ran, so that the layer
+    can be sealed before the next one.
+
+    Attributes:
+        needs_scores: Whether `relevance` is looked at; without it the search is skipped.
+        needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
+    """
+
+    needs_scores: ClassVar[bool] = False
+    needs_sensitivity: ClassVar[bool] = False
+
+    def __init__(self, settings: Quantization) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
+        """Widths of one layer.
+
+        Args:
+            layer: Index of the decoder layer.
+            relevance: Scaled similarity of each request's windows, [B, W]; NaN where a window takes no part.
+            sensitivity: s_i of this layer in [0, 1], or None when not needed.
+
+        Returns:
+            One plan for the whole batch.
+        """
+
+    def thresholds(self, sensitivity: float | None) -> tuple[float, float] | None:
+        """(T_low, T_high) that `plan_layer` compares with, where the policy has such a thing."""
+        return None
+
+    def fit_budget(self, relevance: NDArray[np.float64], sensitivity: Sequence[float] | None, budget: Budget) -> None:
+        """Make `plan_layer` spend at most `budget`, whatever the thresholds say.
+
+        Args:
+            relevance: As in `plan_layer`.
+            sensitivity: s_i of every layer where the profile has them.
+            budget: Room for the visual tokens.
+
+        Raises:
+            UsageError: The policy has nothing to choose.
+            WqError: Even its lowest widths do not fit.
+        """
+        raise UsageError(f"`--bits` and `--kv-memory` need a policy that ranks windows, `{self.settings.policy}` does not")
+
+    def _plan(self, widths: Sequence[tuple[int, int]], levels: NDArray[np.int64]) -> LayerPlan:
+        """Levels to widths, the first window at full precision when the settings fix it.
+
+        Args:
+            widths: (key bits, value bits) of each level, lowest level first.
+            levels: Level of each window, [W].
+        """
+        table = np.array(widths, dtype=np.int64)
+        bits = table[levels]
+        if self.settings.fixed_first_window and len(levels):
+            bits[0] = FULL_PRECISION
+        return LayerPlan(bits[:, 0], bits[:, 1])

@@ -1,0 +1,119 @@
+"""Windows of visual tokens: index arithmetic, similarity (eq 8), sensitivity (eq 9) and thresholds (eqs 10, 11).
+
+Equation numbers are those of WindowQuant (arXiv 2605.02262); docs/method.md says how each is read. Letters:
+M visual tokens, N text tokens, S tokens per window, W = M // S windows, D width of an embedding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from wq_cli.config import Scorer, ScoreNorm
+
+# Below this spread the scores of a clip say nothing about its windows.
+MIN_SCORE_SPREAD = 1e-6
+
+
+def similarity(visual: torch.Tensor, text: torch.Tensor, window: int, scorer: Scorer = "cosine") -> torch.Tensor:
+    """Score of every whole window against the text.
+
+    Args:
+        visual: Projected visual tokens, [M, D].
+        text: Embeddings of the question's tokens as the language model sees them, [N, D].
+        window: S.
+        scorer: `cosine` is eq 8, the mean cosine over all S x N pairs. Since the mean of products of unit vectors is
+            the product of their means, it costs O((M + N) D). `pearson` is the same after removing each row's mean.
+            `euclidean` is 1 / (1 + mean distance), our reading of Table 11.
+
+    Returns:
+        [W] float32, on the device of `visual`. The last M mod S tokens are not scored.
+    """
+    windows = visual.shape[0] // window
+    visual = visual[: windows * window].float()
+    text = text.float()
+    if scorer == "euclidean":
+        distance = torch.cdist(visual, text).mean(dim=1)
+        return 1 / (1 + distance.view(windows, window).mean(dim=1))
+    if scorer == "pearson":
+        visual = visual - visual.mean(dim=-1, keepdim=True)
+        text = text - text.mean(dim=-1, keepdim=True)
+    unit_visual = torch.nn.functional.normalize(visual, dim=-1)
+    unit_text = torch.nn.functional.normalize(text, dim=-1)
+    return unit_visual.view(windows, window, -1).mean(dim=1) @ unit_text.mean(dim=0)
+
+
+def relevance(scores: NDArray[np.float64], norm: ScoreNorm, fixed_first_window: bool = True) -> NDArray[np.float64]:
+    """Scores as they meet the thresholds.
+
+    The thresholds live in (0, 1), raw scores of eq 8 do not, so by default they are stretched over this question's
+    windows; a first window that is fixed at full precision takes no part (our reading of section 3.2.1).
+
+    Args:
+        scores: Raw similarity, [W].
+        norm: `minmax` maps the lowest to 0 and the highest to 1; `rank` gives (rank + 1/2) / W, which makes the shares
+            of the widths exact; `raw` leaves them.
+        fixed_first_window: Whether window 0 is left out.
+
+    Returns:
+        [W]. NaN for a window that takes no part, and for all of them when there is nothing to tell apart.
+    """
+    result = np.full(len(scores), np.nan)
+    taking_part = slice(1 if fixed_first_window else 0, None)
+    chosen = scores[taking_part]
+    if norm == "raw":
+        result[taking_part] = chosen
+    elif len(chosen) >= 2 and np.ptp(chosen) >= MIN_SCORE_SPREAD:
+        if norm == "minmax":
+            result[taking_part] = (chosen - chosen.min()) / np.ptp(chosen)
+        else:
+            ranks = np.empty(len(chosen))
+            ranks[np.argsort(chosen, kind="stable")] = np.arange(len(chosen))
+            result[taking_part] = (ranks + 0.5) / len(chosen)
+    return result
+
+
+def sensitivity(before: torch.Tensor, after: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """How little a layer's attention changes the residual stream (eq 9): 1 is a layer that does nothing.
+
+    Args:
+        before: Residual stream that enters the layer, before its norm, [B, L, D].
+        after: The stream after the attention output was added, [B, L, D].
+        mask: True for tokens that count, [B, L]; None for all of them.
+
+    Returns:
+        Scalar float32: cosine per token, averaged, clamped to [0, 1]. SqueezeAttention (arXiv 2404.04793) measures
+        the same.
+    """
+    cosine = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+    mean = cosine.mean() if mask is None else cosine[mask].mean()
+    return mean.clamp(0, 1)
+
+
+def thresholds(sensitivity: float, alpha: float) -> tuple[float, float]:
+    """(T_low, T_high) of a layer, eqs 10 and 11.
+
+    Invariant: T_low <= s <= T_high for alpha > 0, with equality at s = 0 and s = 1.
+    """
+    low = np.expm1(alpha * sensitivity) / np.expm1(alpha)
+    high = np.expm1(-alpha * sensitivity) / np.expm1(-alpha)
+    return float(low), float(high)
+
+
+def vote(levels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One level per window for a whole batch: the most frequent one, ties to the higher.
+
+    Args:
+        levels: Level of each window for each request, 0 lowest, [B, W].
+
+    Returns:
+        [W].
+    """
+    highest = int(levels.max(initial=0))
+    counts = np.stack([(levels == level).sum(axis=0) for level in range(highest, -1, -1)])
+    return highest - counts.argmax(axis=0)
