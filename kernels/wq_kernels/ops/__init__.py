@@ -1,0 +1,1 @@
+"""The operations: one folder each, with its PyTorch form (naive.py) and its Triton form (kernel.py)."""

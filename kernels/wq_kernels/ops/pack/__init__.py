@@ -1,0 +1,56 @@
+"""Quantize, reorder and pack: from the keys or values of a layer to a block."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wq_kernels.layout import RAW_BITS, Block, check_bits
+from wq_kernels.ops.pack import naive
+
+ZERO_POINTS = ("float", "integer")
+
+
+def pack(
+    x: Tensor, index: Tensor, *, bits: int, window: int, zero_point: Literal["float", "integer"] = "float"
+) -> Block:
+    """Store chosen tokens, in a chosen order, at a width.
+
+    Each group (the tokens of one window, for one KV head and channel) gets scale = (max - min) / (2**bits - 1) and
+    minimum = min, both rounded to x's dtype; codes are round((x - minimum) / scale), half to even, computed in float32
+    from the rounded pair. A constant group gets scale 0 and comes back exactly.
+
+    With an integer zero point, z = -round(min / scale) and codes are round(x / scale) + z. What is stored is
+    minimum = -scale * z, so that every reader sees the same format; its rounding to x's dtype adds an error of at most
+    half a unit in its last place.
+
+    Args:
+        x: Keys or values [B, Hkv, L, D], float32, float16 or bfloat16; any strides with unit stride along D.
+        index: Source token of each stored token [B, W * S], int64, values in [0, L); on a GPU they are not checked.
+        bits: 2, 4, 8, or 16 for a copy of the values as they are.
+        window: S, tokens per window.
+        zero_point: "float" keeps the minimum; "integer" makes it a multiple of the scale.
+
+    Returns:
+        A block of W windows.
+
+    Raises:
+        ValueError: A width, a shape or a dtype is not as above.
+
+    Source: WindowQuant (arXiv 2605.02262), equations 14 to 16, with the group of a window taken per channel.
+    """
+    check_bits(bits)
+    if window < 1:
+        raise ValueError(f"window must be positive, not {window}")
+    if zero_point not in ZERO_POINTS:
+        raise ValueError(f"zero_point must be one of {', '.join(ZERO_POINTS)}, not {zero_point}")
+    if x.dim() != 4 or not x.is_floating_point():
+        raise ValueError(f"x must be floating point [B, Hkv, L, D], not {x.dtype} {list(x.shape)}")
+    if index.dtype != torch.int64 or index.dim() != 2 or index.shape[0] != x.shape[0] or index.shape[1] % window:
+        expected = f"int64 [{x.shape[0]}, a multiple of {window}]"
+        raise ValueError(f"index must be {expected}, not {index.dtype} {list(index.shape)}")
+    if bits == RAW_BITS:
+        return Block(bits, window, index.shape[1] // window, naive.gather(x, index))
+    return naive.pack(x, index, bits=bits, window=window, zero_point=zero_point)

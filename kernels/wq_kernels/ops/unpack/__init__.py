@@ -1,0 +1,23 @@
+"""Unpack: the values that a block stands for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wq_kernels.layout import Block
+from wq_kernels.ops.unpack import naive
+
+
+def unpack(block: Block, dtype: torch.dtype | None = None) -> Tensor:
+    """Dequantize a whole block: scale * code + minimum, computed in float32.
+
+    Args:
+        block: W windows of S tokens.
+        dtype: Of the result; that of the source when None. Values beyond its range become its largest.
+
+    Returns:
+        [B, Hkv, W * S, D] in stored order.
+    """
+    stored = block.data if block.scale is None else block.scale
+    return naive.unpack(block, dtype or stored.dtype)
