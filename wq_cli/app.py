@@ -1,0 +1,114 @@
+"""The Typer app: commands wired together, errors turned into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from wq_cli import console
+from wq_cli.commands import ask
+from wq_cli.commands.groups import Command, Group
+from wq_cli.errors import WqError
+
+EXIT_BUG = 3
+EXIT_INTERRUPTED = 130
+_EXAMPLES = """\
+[bold]Examples[/]
+$ wq scenes make clip.mp4
+$ wq ask clip.mp4 "what happens?"
+$ wq inspect clip.mp4 --prompt "a dog" --prompt "a red circle" --png map.png
+$ wq bench --frames 100 --policies fp16,windowquant,rtn4,rtn2"""
+
+app = typer.Typer(
+    name="wq",
+    cls=Group,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ask", cls=Command, epilog=ask.EXAMPLES)(ask.ask)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from wq_cli import __version__
+
+        typer.echo(f"wq {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_EXAMPLES)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Ask questions about videos. The visual KV cache is quantized window by window, by relevance to the question."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `wq`.
+
+    Args:
+        arguments: Command line without the program's name; that of the process when None.
+
+    Returns:
+        Exit code: 0 done, 1 a failure the user can fix, 2 usage, 3 a bug of wq, 130 interrupted.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    console.accept_any_text()
+    try:
+        code = app(arguments or ["--help"], prog_name="wq", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing stdout at exit stays quiet
+        return 0
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except WqError as error:
+        return _fail(arguments, error.message, error.hint, error.exit_code)
+    except typer.TyperException as error:
+        return _fail(arguments, *_usage_error(error), error.exit_code)
+    except Exception as error:
+        what = " ".join(str(error).split())
+        hint = "run again with `--verbose` for the traceback, and report it"
+        code = _fail(arguments, f"unexpected {type(error).__name__}: {what}", hint, EXIT_BUG)
+        if {"-v", "--verbose"} & set(_options(arguments)):
+            raise
+        return code
+    if code == EXIT_INTERRUPTED:
+        return _fail(arguments, "interrupted", None, code)
+    return code
+
+
+def _options(arguments: list[str]) -> list[str]:
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _fail(arguments: list[str], message: str, hint: str | None, code: int) -> int:
+    """Say what went wrong on stderr, and on stdout too where a program reads it."""
+    console.show_error(message, hint)
+    if "--json" in _options(arguments):
+        from wq_cli.report.json import document
+        from wq_cli.results import Failure
+
+        command = next((argument for argument in arguments if not argument.startswith("-")), "")
+        sys.stdout.write(document(Failure(command=command, error=message, hint=hint, exit_code=code)))
+        sys.stdout.flush()
+    return code
+
+
+def _usage_error(error: typer.TyperException) -> tuple[str, str]:
+    """Typer's message in the words of our own errors, and where to look."""
+    message = error.format_message().replace("Value error, ", "").removesuffix(".")
+    message = re.sub(r"(?<!\w)'([^'\n]+)'(?!\w)", r"`\1`", message)
+    if re.match("No such option: -[^-]", message):
+        hint = "put `./` before a file name that starts with `-`, or `--` before the arguments"
+    else:
+        context = getattr(error, "ctx", None)
+        hint = f"see `{context.command_path if context else 'wq'} --help`"
+    return message[:1].lower() + message[1:], hint

@@ -1,0 +1,52 @@
+"""What a command shows where: the options of the Output panel and the JSON document."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wq_cli.console import Screen
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is shown where. `file` receives the JSON document whether or not it is also printed."""
+
+    json: bool
+    file: Path | None
+    quiet: bool
+    verbose: bool
+    progress: bool
+
+    def screen(self) -> Screen:
+        return Screen(quiet=self.quiet, progress=self.progress)
+
+    def check(self) -> None:
+        """Refuse before the work what would fail after it.
+
+        Raises:
+            WqError: `file` cannot be written.
+        """
+        if self.file:
+            from wq_cli.report.files import check_target
+
+            check_target(self.file)
+
+    def emit(self, result: Any) -> None:
+        """The JSON document to where it was asked for.
+
+        Raises:
+            WqError: `file` cannot be written; what was there before is still there.
+        """
+        if not (self.json or self.file):
+            return
+        from wq_cli.report import files
+        from wq_cli.report.json import document
+
+        text = document(result)
+        if self.file:
+            files.write(self.file, text.encode("ascii"))
+        if self.json:
+            sys.stdout.write(text)

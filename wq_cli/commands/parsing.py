@@ -1,0 +1,39 @@
+"""Times, sizes and width pairs as typed on a command line."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def parse_seconds(text: str) -> float:
+    """`90`, `1:30` or `0:01:30.5` in seconds."""
+    if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?|\.\d+", text, re.ASCII):
+        raise typer.BadParameter(f"`{text}` is not a time such as `90`, `1:30` or `0:01:30.5`")
+    total = 0.0
+    for part in text.split(":"):
+        total = 60 * total + float(part)
+    return total
+
+
+def parse_bytes(text: str) -> int:
+    """`500MiB`, `2GB` or plain bytes. A unit without `B` is binary: `500M` is `500MiB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    if not match or match[2] not in _UNITS:
+        raise typer.BadParameter(f"`{text}` is not a size such as `500MiB`, `2GB` or `1048576`")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_kv_split(text: str) -> tuple[tuple[int, int], ...]:
+    """`16/16,4/2,3/2`: key/value widths of the levels high, middle and low."""
+    if not re.fullmatch(r"\d+/\d+(,\d+/\d+){2}", text, re.ASCII):
+        raise typer.BadParameter(f"`{text}` is not three pairs of key/value bits such as `16/16,4/2,3/2`")
+    pairs = (level.split("/") for level in text.split(","))
+    return tuple((int(key_bits), int(value_bits)) for key_bits, value_bits in pairs)

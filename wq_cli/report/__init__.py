@@ -1,0 +1,1 @@
+"""Results drawn for people (terminal tables and maps, PNG) and for programs (JSON)."""
