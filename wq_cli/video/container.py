@@ -1,0 +1,49 @@
+"""An opened container and the one stream worth reading in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.stream import VideoStream
+
+from wq_cli.errors import VideoError
+from wq_cli.video.clip import Limits
+
+_NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
+
+
+def open_container(file: BinaryIO, limits: Limits, name: str) -> InputContainer:
+    """Opens the file by its content alone.
+
+    FFmpeg gets the bytes and no name, so that neither a suffix nor a `%d` in it means anything, and no protocol, so
+    that a playlist cannot reach other files or the network.
+
+    Raises:
+        VideoError: The content is no container that FFmpeg knows.
+    """
+    file.seek(0)
+    nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
+    options = {"protocol_whitelist": "none", "max_pixels": str(limits.max_pixels)}
+    try:
+        return av.open(nameless, "r", options=options, metadata_errors="replace", buffer_size=1 << 18)
+    except av.FFmpegError:
+        raise VideoError(f"`{name}` is incomplete or not a video", "copy or download it again") from None
+
+
+def best_stream(container: InputContainer, name: str) -> VideoStream:
+    """The largest video stream that can be decoded; cover art does not count.
+
+    Raises:
+        VideoError: There is none.
+    """
+    streams = [s for s in container.streams.video if not s.disposition & _NOT_VIDEO]
+    if not streams:
+        raise VideoError(f"no video stream in `{name}`")
+    decodable = [s for s in streams if s.codec_context is not None]
+    if not decodable:
+        raise VideoError(f"the video stream in `{name}` is in a format that this FFmpeg cannot decode")
+    return max(decodable, key=lambda s: (s.width * s.height, bool(s.disposition & Disposition.default), -s.index))

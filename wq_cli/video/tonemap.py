@@ -1,0 +1,58 @@
+"""HDR to SDR: PQ and HLG pictures brought to the range of an ordinary screen."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+_PQ, _HLG = 16, 18  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
+HDR_TRANSFERS = (_PQ, _HLG)
+_WHITE_NITS = 203.0  # diffuse white, ITU-R BT.2408
+_PEAK_NITS = 1000.0
+# Linear BT.2020 to linear BT.709, ITU-R BT.2087.
+_BT2020_TO_BT709 = np.array(
+    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], np.float32
+)
+
+
+def hdr_to_sdr(picture: npt.NDArray[np.uint16], transfer: int) -> npt.NDArray[np.uint8]:
+    """Tone-maps BT.2020 R'G'B' of a PQ or HLG picture.
+
+    Args:
+        picture: [H, W, 3], full range over 16 bits.
+        transfer: FFmpeg's number of the transfer curve, one of `HDR_TRANSFERS`.
+
+    Returns:
+        [H, W, 3] uint8, BT.709.
+
+    Source: curves from ITU-R BT.2100; Reinhard's extended operator on the brightest channel, so that hues stay.
+    """
+    linear = _linear_light(transfer)[picture]
+    peak = linear.max(axis=2, keepdims=True)
+    white = _PEAK_NITS / _WHITE_NITS
+    linear *= (1 + peak / white**2) / (1 + peak)
+    linear = np.clip(linear @ _BT2020_TO_BT709.T, 0, 1)
+    return np.take(_gamma(), (linear * 4095 + 0.5).astype(np.uint16))
+
+
+@cache
+def _linear_light(transfer: int) -> npt.NDArray[np.float32]:
+    """Light for each 16-bit code, [65536] float32, 1 being diffuse white."""
+    code = np.linspace(0, 1, 65536)
+    if transfer == _PQ:
+        m1, m2, c1, c2, c3 = 2610 / 16384, 2523 / 4096 * 128, 3424 / 4096, 2413 / 4096 * 32, 2392 / 4096 * 32
+        root = code ** (1 / m2)
+        nits = 10_000 * (np.maximum(root - c1, 0) / (c2 - c3 * root)) ** (1 / m1)
+    else:
+        a, b, c = 0.17883277, 0.28466892, 0.55991073
+        scene = np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12)
+        nits = _PEAK_NITS * scene**1.2
+    return (nits / _WHITE_NITS).astype(np.float32)
+
+
+@cache
+def _gamma() -> npt.NDArray[np.uint8]:
+    """8-bit code for each of 4096 levels of light, ITU-R BT.709 decoded as BT.1886 shows it."""
+    return (np.linspace(0, 1, 4096) ** (1 / 2.4) * 255 + 0.5).astype(np.uint8)
