@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
 from wq_kernels import attend
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ def windowed_attention(
     if layer is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
+    raw_key, raw_value = layer.run
     output = attend(
         query,
         layer.segments,
-        layer.raw_key,
-        layer.raw_value,
+        raw_key,
+        raw_value,
         layer.raw_length,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         raw_mask=layer.raw_mask,

@@ -8,16 +8,16 @@ All contact with transformers' cache classes is in this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
-from wq_kernels import Block, Segment, unpack
 
 from wq_cli.attention import ATTENTION, attach_layer
 from wq_cli.policies.base import FULL_PRECISION, Budget, LayerPlan
+from wq_kernels import Block, Segment, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +67,20 @@ class VisualTokens:
     def length(self) -> int:
         """L, tokens of the prompt."""
         return self.positions.shape[1] + self.text.shape[1]
+
+    def repeated(self, rows: int) -> VisualTokens:
+        """The same prompts in a batch of `rows`, each repeated side by side as a beam search does.
+
+        Raises:
+            ValueError: `rows` is not a multiple of the prompts.
+        """
+        times, rest = divmod(rows, self.positions.shape[0])
+        if times == 0 or rest:
+            raise ValueError(f"{rows} rows do not fit the visual tokens of {self.positions.shape[0]} prompts")
+        tensors = {name: getattr(self, name) for name in ("positions", "text", "padding")}
+        return replace(
+            self, **{name: x.repeat_interleave(times, dim=0) for name, x in tensors.items() if x is not None}
+        )
 
     def of_windows(self, indices: np.ndarray) -> torch.Tensor:
         """Positions of the tokens of some windows, in the order given, [B, len(indices) * S]."""
@@ -186,34 +200,43 @@ class WindowCacheLayer(CacheLayerMixin):
         self.raw_key = self._run(keys, index)
         self.raw_value = self._run(values, index)
         if visual.padding is not None:
-            self.raw_mask = torch.ones(self.raw_key.shape[0], self.raw_key.shape[2], dtype=torch.bool, device=keys.device)
+            self.raw_mask = torch.ones(
+                self.raw_key.shape[0], self.raw_key.shape[2], dtype=torch.bool, device=keys.device
+            )
             self.raw_mask[:, : index.shape[1]] = visual.padding.gather(1, index)
         self.raw_length = index.shape[1]
         self.plan = plan
+
+    @property
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the full-precision run of a sealed layer, [B, Hkv, capacity, D] each."""
+        assert self.raw_key is not None and self.raw_value is not None
+        return self.raw_key, self.raw_value
 
     def _run_index(self, raw_windows: np.ndarray) -> torch.Tensor:
         """Prompt positions of the run in storage order, [B, T]."""
         visual = self.owner.visual
         return torch.cat([visual.text, visual.of_windows(raw_windows), visual.tail], dim=1)
 
-    def _run(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def _gather(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The run of one side with room to grow, [B, Hkv, T + room, D]."""
         batch, heads, _, dim = x.shape
         run = x.new_zeros(batch, heads, index.shape[1] + self.owner.room, dim)
         run[:, :, : index.shape[1]] = x.gather(2, index[:, None, :, None].expand(-1, heads, -1, dim))
         return run
 
     def _append(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        assert self.raw_key is not None and self.raw_value is not None
+        raw_key, raw_value = self.run
         end = self.raw_length + key.shape[-2]
-        missing = end - self.raw_key.shape[-2]
+        missing = end - raw_key.shape[-2]
         if missing > 0:
             grow = max(missing, GROWTH_TOKENS)
-            self.raw_key = torch.nn.functional.pad(self.raw_key, (0, 0, 0, grow))
-            self.raw_value = torch.nn.functional.pad(self.raw_value, (0, 0, 0, grow))
+            self.raw_key = raw_key = torch.nn.functional.pad(raw_key, (0, 0, 0, grow))
+            self.raw_value = raw_value = torch.nn.functional.pad(raw_value, (0, 0, 0, grow))
             if self.raw_mask is not None:
                 self.raw_mask = torch.nn.functional.pad(self.raw_mask, (0, grow), value=True)
-        self.raw_key[:, :, self.raw_length : end] = key
-        self.raw_value[:, :, self.raw_length : end] = value
+        raw_key[:, :, self.raw_length : end] = key
+        raw_value[:, :, self.raw_length : end] = value
         self.raw_length = end
 
     def dequantized(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +244,8 @@ class WindowCacheLayer(CacheLayerMixin):
 
         For models that run another attention: right, but it undoes the saving for the time of the call.
         """
-        assert self.plan is not None and self.raw_key is not None and self.raw_value is not None
+        assert self.plan is not None
+        raw_key, raw_value = self.run
         order, raw_windows = storage_order(self.plan, self.owner.reorder)
         index = [self.owner.visual.of_windows(chosen) for _, _, chosen in order] + [self._run_index(raw_windows)]
         prompt = torch.cat(index, dim=1)
@@ -232,18 +256,18 @@ class WindowCacheLayer(CacheLayerMixin):
             stored = torch.cat([*(unpack(b, dtype) for b in blocks), run[:, :, : self.raw_length].to(dtype)], dim=2)
             return stored.gather(2, back.expand(-1, stored.shape[1], -1, stored.shape[3]))
 
-        keys = restore([segment.key for segment in self.segments], self.raw_key)
-        return keys, restore([segment.value for segment in self.segments], self.raw_value)
+        keys = restore([segment.key for segment in self.segments], raw_key)
+        return keys, restore([segment.value for segment in self.segments], raw_value)
 
     @property
     def nbytes(self) -> int:
         """Bytes of every tensor this layer holds."""
-        held = [self.keys, self.values, self.raw_key, self.raw_value, self.raw_mask]
+        held = (self.keys, self.values, self.raw_key, self.raw_value, self.raw_mask)
         return sum(x.nbytes for x in held if x is not None) + self.segment_nbytes
 
     @property
     def segment_nbytes(self) -> int:
-        return sum(s.key.nbytes + s.value.nbytes for s in self.segments)
+        return sum(segment.nbytes for segment in self.segments)
 
     @property
     def metadata_nbytes(self) -> int:
@@ -266,9 +290,14 @@ class WindowCacheLayer(CacheLayerMixin):
             held = getattr(self, name)
             if held is not None:
                 setattr(self, name, held.index_select(0, beam_idx.to(held.device)))
-        self.segments = [
-            Segment(s.key.index_select(beam_idx), s.value.index_select(beam_idx)) for s in self.segments
-        ]
+        self.segments = [Segment(_rows(s.key, beam_idx), _rows(s.value, beam_idx)) for s in self.segments]
+
+
+def _rows(block: Block, index: torch.Tensor) -> Block:
+    """Some rows of the batch of a block, in the order given."""
+    tensors = {name: getattr(block, name) for name in ("data", "scale", "minimum")}
+    picked = {name: x.index_select(0, index.to(x.device)) for name, x in tensors.items() if x is not None}
+    return replace(block, **picked)
 
 
 class WindowCache(Cache):
@@ -317,6 +346,8 @@ class WindowCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if key_states.shape[0] != self.visual.positions.shape[0]:
+            self.visual = self.visual.repeated(key_states.shape[0])
         # The layer before has done its attention, so its full-precision copy can go.
         before = self.layers[layer_idx - 1]
         if self.planner is not None and before.is_initialized and not before.sealed:
@@ -341,10 +372,10 @@ class WindowCache(Cache):
         """Bytes of the same tokens, room included, were nothing quantized."""
         total = 0
         for layer in self.layers:
-            assert layer.raw_key is not None
-            batch, heads, capacity, dim = layer.raw_key.shape
-            tokens = capacity + sum(segment.key.tokens for segment in layer.segments)
-            total += 2 * batch * heads * tokens * dim * layer.raw_key.itemsize
+            run, _ = layer.run
+            batch, heads, capacity, dim = run.shape
+            tokens = capacity + sum(segment.tokens for segment in layer.segments)
+            total += 2 * batch * heads * tokens * dim * run.itemsize
         return total
 
     @property
@@ -352,18 +383,16 @@ class WindowCache(Cache):
         """Stored bits per element of the visual tokens: codes, metadata, padding and full-precision windows."""
         bits = elements = 0
         for layer in self.layers:
-            assert layer.raw_key is not None
-            batch, heads, _, dim = layer.raw_key.shape
+            run, _ = layer.run
+            batch, heads, _, dim = run.shape
             visual_tokens = self.visual.positions.shape[1]
-            run_tokens = visual_tokens - sum(segment.key.tokens for segment in layer.segments)
-            bits += 8 * (layer.segment_nbytes + 2 * batch * heads * run_tokens * dim * layer.raw_key.itemsize)
+            run_tokens = visual_tokens - sum(segment.tokens for segment in layer.segments)
+            bits += 8 * (layer.segment_nbytes + 2 * batch * heads * run_tokens * dim * run.itemsize)
             elements += 2 * batch * heads * visual_tokens * dim
         return bits / elements if elements else 0.0
 
 
-def budget_for(
-    visual: VisualTokens, codec: ChannelInWindow, layers: int, full_bits: int, visual_bits: float
-) -> Budget:
+def budget_for(visual: VisualTokens, codec: ChannelInWindow, layers: int, full_bits: int, visual_bits: float) -> Budget:
     """The budget object of a policy for an average of `visual_bits` per visual element."""
     tail = visual.tail.shape[1]
     elements = 2 * layers * visual.positions.shape[1]

@@ -13,6 +13,7 @@ from wq_cli.policies.base import FULL_PRECISION
 
 if TYPE_CHECKING:
     import torch
+
     from wq_kernels import Block
 
 WORD_BITS = 32

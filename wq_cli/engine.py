@@ -21,7 +21,7 @@ from wq_cli.cache import GROWTH_TOKENS, VisualTokens, WindowCache, budget_for
 from wq_cli.codecs import ChannelInWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -186,7 +186,12 @@ def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int
 
 
 def fit_budget(
-    policy: Policy, cache: WindowCache, model: VideoModel, found: Search, settings: Quantization, s: list[float] | None
+    policy: Policy,
+    cache: WindowCache,
+    model: VideoModel,
+    found: Search,
+    settings: Quantization,
+    s: Sequence[float] | None,
 ) -> None:
     """Hand `--bits` or `--kv-memory` to the policy, as an average per visual element."""
     config, visual = model.text_config, cache.visual
@@ -216,7 +221,7 @@ def prefill(
     cache: WindowCache,
     policy: Policy,
     found: Search,
-    sensitivity: list[float] | None = None,
+    sensitivity: Sequence[float] | None = None,
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> Prefilled:
     """Run the prompt at full precision and seal each layer as soon as it ran: one layer at a time holds its keys and
@@ -256,7 +261,7 @@ def _after_each_layer(
     model: VideoModel,
     padding: torch.Tensor | None,
     measure: bool,
-    calibrated: list[float] | None,
+    calibrated: Sequence[float] | None,
     then: Callable[[int, float | None], None],
 ) -> Iterator[None]:
     """Hooks on the decoder layers: measure eq 9 if asked to, then call `then(layer, s_i)`. Always removed."""
@@ -351,14 +356,16 @@ def ask_through_cache(model: VideoModel, state: Prefilled, prompts: list[Prompt]
 
 
 @torch.inference_mode()
-def decode(model: VideoModel, state: Prefilled, settings: Generation) -> Iterator[torch.Tensor]:
+def decode(
+    model: VideoModel, state: Prefilled, settings: Generation, stop_at_eos: bool = True
+) -> Iterator[torch.Tensor]:
     """Answer tokens one after the other, int64 [B], the first from the prefill's logits.
 
-    Stops after a token with which every row has ended, or after `max_new_tokens`. A row that has ended repeats its
-    last token.
+    Stops after a token with which every row has ended (unless told not to), or after `max_new_tokens`. A row that has
+    ended repeats its last token.
     """
     generator = torch.Generator(device=state.logits.device).manual_seed(settings.seed)
-    eos = torch.tensor(sorted(model.eos_ids), device=state.logits.device)
+    eos = torch.tensor(sorted(model.eos_ids) if stop_at_eos else [], device=state.logits.device)
     token = _draw(state.logits, settings.temperature, generator)
     ended = torch.isin(token, eos)
     yield token

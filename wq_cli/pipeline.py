@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from wq_cli.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from wq_cli.profile import Profile
     from wq_cli.video import Clip
 
+# What a profile calls the model that comes with this package.
+DEMO_MODEL = "demo"
 DEMO_NOTICE = (
     "this is the demo model: it knows nothing but the world of `wq scenes`, so its answer about this video means "
     "little; `--profile llava-onevision-0.5b` takes a real model"
@@ -61,6 +65,7 @@ class Loaded:
     """A model and a clip it has seen: what a question can be put to."""
 
     profile: Profile
+    is_demo: bool
     model: VideoModel
     clip: Clip
     visual: VisualFeatures
@@ -83,9 +88,10 @@ def ask(video: str, prompt: str, settings: Settings, listener: Listener) -> AskR
     """
     if not prompt.strip():
         raise WqError("the question is empty", 'ask something: wq ask VIDEO "what happens?"')
-    loaded = open_video(video, settings, listener)
-    with _memory_errors(loaded):
-        return _answer(loaded, prompt, settings, listener)
+    with backend(settings):
+        loaded = open_video(video, settings, listener)
+        with _memory_errors(loaded):
+            return _answer(loaded, prompt, settings, listener)
 
 
 def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -> AskResult:
@@ -99,12 +105,11 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     batch = engine.Batch.of([prompt], quantization.window, until_visual_end=generation.question_after_cache)
     found = engine.search(model, batch, quantization, policy)
     cache = engine.new_cache(model, batch, quantization, generation.max_new_tokens)
-    engine.fit_budget(policy, cache, model, found, quantization, loaded.profile.sensitivity)
+    sensitivity = _sensitivity(loaded, settings)
+    engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
 
     listener.stage("prefill", len(cache.layers))
-    state = engine.prefill(
-        model, batch, cache, policy, found, loaded.profile.sensitivity, lambda layer: listener.advance()
-    )
+    state = engine.prefill(model, batch, cache, policy, found, sensitivity, lambda layer: listener.advance())
     if generation.question_after_cache:
         engine.ask_through_cache(model, state, [prompt])
     result = _describe(loaded, settings, text, batch, policy, found, state, len(prompt.embeds))
@@ -152,16 +157,17 @@ def inspect(video: str, prompts: list[str], settings: Settings, listener: Listen
     Raises:
         WqError: Anything the user can fix.
     """
-    loaded = open_video(video, settings, listener)
-    with _memory_errors(loaded):
-        return _map(loaded, prompts, settings, listener), loaded.clip
+    with backend(settings):
+        loaded = open_video(video, settings, listener)
+        with _memory_errors(loaded):
+            return _map(loaded, prompts, settings, listener), loaded.clip
 
 
 def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Listener) -> InspectResult:
     from wq_cli import engine, policies
 
     model, quantization = loaded.model, settings.quantization
-    sensitivity: list[float] | None = loaded.profile.sensitivity
+    sensitivity = _sensitivity(loaded, settings)
     rows: list[tuple[WindowResult, ...]] = []
     layers: tuple[LayerResult, ...] = ()
     for text in prompts:
@@ -179,7 +185,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
             state = engine.prefill(model, batch, cache, policy, found, None, lambda layer: listener.advance())
             plans, sensitivity = state.plans, [s or 0.0 for s in state.sensitivity]
         else:
-            known = sensitivity or [None] * count
+            known: Sequence[float | None] = sensitivity or [None] * count
             plans = [policy.plan_layer(layer, found.relevance, known[layer]) for layer in range(count)]
         rows.append(_windows(loaded, batch, found, plans))
         layers = layers or _layers(policy, plans, sensitivity or [None] * count)
@@ -220,21 +226,40 @@ def open_video(video: str, settings: Settings, listener: Listener) -> Loaded:
     started = time.perf_counter()
     visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
     encode_ms = (time.perf_counter() - started) * 1e3
-    return Loaded(profile, model, clip, visual, load_ms, decode_ms, encode_ms)
+    is_demo = settings.runtime.model is None and profile.model == DEMO_MODEL
+    return Loaded(profile, is_demo, model, clip, visual, load_ms, decode_ms, encode_ms)
 
 
 def load_model(profile: Profile, settings: Settings) -> VideoModel:
-    """The model that `--model` or the profile names, on the device and with the backend that were asked for."""
+    """The model that `--model` or the profile names, on the device that was asked for.
+
+    Raises:
+        WqError: It cannot be loaded, or the backend cannot run there.
+    """
     import wq_kernels
-
     from wq_cli.models import loading
+    from wq_cli.scenes import WEIGHTS
 
-    wq_kernels.set_backend(settings.runtime.backend)
     device = loading.choose_device(settings.runtime.device)
     source, revision = settings.runtime.model, None
     if source is None:
-        source, revision = profile.source, profile.revision
-    return loading.load(source, device, settings.runtime.dtype, revision)
+        source = str(WEIGHTS) if profile.model == DEMO_MODEL else profile.model
+        revision = profile.revision
+    model = loading.load(source, device, settings.runtime.dtype, revision)
+    try:
+        wq_kernels.choose_backend(device, model.dtype)
+    except RuntimeError as error:
+        raise DeviceError(str(error), "leave `--backend` away to fall back to PyTorch") from error
+    return model
+
+
+@contextmanager
+def backend(settings: Settings) -> Iterator[None]:
+    """The implementation of the kernels that was asked for."""
+    import wq_kernels
+
+    with wq_kernels.use_backend(settings.runtime.backend):
+        yield
 
 
 def _timed_read(video: str, settings: Settings, profile: Profile) -> tuple[Clip, float]:
@@ -245,25 +270,38 @@ def _timed_read(video: str, settings: Settings, profile: Profile) -> tuple[Clip,
     return clip, (time.perf_counter() - started) * 1e3
 
 
-class _memory_errors:
+@contextmanager
+def _memory_errors(loaded: Loaded) -> Iterator[None]:
     """An out-of-memory error of the device becomes one line that says what to lower."""
+    import torch
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded = loaded
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(loaded.model.device)
+        raise DeviceError(
+            f"`{loaded.model.device}` ran out of memory: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free",
+            f"lower `--frames` (now {len(loaded.clip.frames)}) or `--max-new-tokens`",
+        ) from error
 
-    def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
-        import torch
+def _sensitivity(loaded: Loaded, settings: Settings) -> Sequence[float] | None:
+    """Calibrated s_i of every layer, or None to measure them in the prefill.
 
-        if isinstance(error, torch.OutOfMemoryError):
-            device = self.loaded.model.device
-            free, total = torch.cuda.mem_get_info(device)
-            raise DeviceError(
-                f"`{device}` ran out of memory: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free",
-                f"lower `--frames` (now {len(self.loaded.clip.frames)}) or `--max-new-tokens`",
-            ) from error
-        return False
+    Raises:
+        WqError: The profile has none and the user insists, or they are of another model.
+    """
+    asked, known = settings.quantization.sensitivity, loaded.profile.sensitivity
+    if asked == "online" or (known is None and asked == "auto") or (settings.runtime.model and asked == "auto"):
+        return None
+    layers = loaded.model.text_config.num_hidden_layers
+    if known is None or len(known) != layers:
+        found = "none" if known is None else str(len(known))
+        raise WqError(
+            f"profile `{loaded.profile.name}` has {found} of the {layers} layer sensitivities",
+            "measure them in the prefill: `--sensitivity online`",
+        )
+    return known
 
 
 def _check_context(model: VideoModel, tokens: int, clip: Clip) -> None:
@@ -360,7 +398,7 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _layers(policy: Policy, plans: list[LayerPlan], sensitivity: list[float | None] | list[float]) -> tuple[LayerResult, ...]:
+def _layers(policy: Policy, plans: list[LayerPlan], sensitivity: Sequence[float | None]) -> tuple[LayerResult, ...]:
     rows = []
     for index, (plan, s) in enumerate(zip(plans, sensitivity, strict=True)):
         low, high = policy.thresholds(s) or (None, None)
@@ -402,21 +440,20 @@ def _video(clip: Clip) -> VideoResult:
 
 def _model(loaded: Loaded, settings: Settings) -> ModelResult:
     import wq_kernels
-
     from wq_cli.engine import kv_shape
 
     model = loaded.model
-    backend, reason = wq_kernels.backend_for(model.device)
+    chosen = wq_kernels.choose_backend(model.device, model.dtype)
     heads, dim = kv_shape(model.text_config)
     named = settings.runtime.model
     return ModelResult(
         name=named or loaded.profile.name,
         model_type=model.model_type,
-        is_demo=named is None and loaded.profile.name == "demo",
+        is_demo=loaded.is_demo,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        backend=backend,
-        backend_reason=reason,
+        backend=chosen.name,
+        backend_reason=chosen.reason,
         layers=model.text_config.num_hidden_layers,
         kv_heads=heads,
         head_dim=dim,
@@ -433,7 +470,7 @@ def _notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> tuple[str, ..
 
 
 def _all_notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> Iterator[str]:
-    if loaded.profile.name == "demo" and not _video(loaded.clip).is_scene:
+    if loaded.is_demo and not _video(loaded.clip).is_scene:
         yield DEMO_NOTICE
     yield from loaded.clip.notices
     scored = [window for window in windows if window.role == "scored"]

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wq_cli.config import Scorer, ScoreNorm
+    from wq_cli.config import ScoreNorm, Scorer
 
 # Below this spread the scores of a clip say nothing about its windows.
 MIN_SCORE_SPREAD = 1e-6
@@ -39,13 +39,13 @@ def similarity(visual: torch.Tensor, text: torch.Tensor, window: int, scorer: Sc
     text = text.float()
     if scorer == "euclidean":
         distance = torch.cdist(visual, text).mean(dim=1)
-        return 1 / (1 + distance.view(windows, window).mean(dim=1))
+        return 1 / (1 + distance.unflatten(0, (windows, window)).mean(dim=1))
     if scorer == "pearson":
         visual = visual - visual.mean(dim=-1, keepdim=True)
         text = text - text.mean(dim=-1, keepdim=True)
     unit_visual = torch.nn.functional.normalize(visual, dim=-1)
     unit_text = torch.nn.functional.normalize(text, dim=-1)
-    return unit_visual.view(windows, window, -1).mean(dim=1) @ unit_text.mean(dim=0)
+    return unit_visual.unflatten(0, (windows, window)).mean(dim=1) @ unit_text.mean(dim=0)
 
 
 def relevance(scores: NDArray[np.float64], norm: ScoreNorm, fixed_first_window: bool = True) -> NDArray[np.float64]:

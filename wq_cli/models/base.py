@@ -137,7 +137,7 @@ class VideoModel(ABC):
         Args:
             question: What the user asks.
             visual: The clip.
-            score_whole_prompt: Score windows against all text of the prompt, the template's too, not the question alone.
+            score_whole_prompt: Score windows against all text of the prompt, the template's too.
         """
         ids = self.prompt_ids(question, visual).to(self.device)
         mask = ids == self.video_token_id

@@ -51,10 +51,7 @@ class LlavaOnevision(VideoModel):
         config, inner = self.model.config, self.model.model
         hidden = inner.vision_tower(pixels, output_hidden_states=True).hidden_states
         chosen = config.vision_feature_layer
-        if isinstance(chosen, int):
-            features = hidden[chosen]
-        else:
-            features = torch.cat([hidden[layer] for layer in chosen], dim=-1)
+        features = torch.cat([hidden[layer] for layer in ([chosen] if isinstance(chosen, int) else chosen)], dim=-1)
         if config.vision_feature_select_strategy == "default":
             features = features[:, 1:]
         tokens: torch.Tensor = inner.apply_pooling(inner.multi_modal_projector(features))

@@ -50,10 +50,8 @@ def choose_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None)
         chosen = torch.float32
     else:
         chosen = stored if stored in (torch.float16, torch.bfloat16) else torch.bfloat16
-    if chosen == torch.bfloat16 and device.type == "cuda":
-        if torch.cuda.get_device_capability(device) < BFLOAT16_CAPABILITY:
-            return torch.float16
-    return chosen
+    no_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_CAPABILITY
+    return torch.float16 if chosen == torch.bfloat16 and no_bfloat16 else chosen
 
 
 def load(source: str, device: torch.device, dtype: Dtype, revision: str | None = None) -> VideoModel:

@@ -1,4 +1,4 @@
-"""What a policy is: scores and layer statistics in, widths per window out. It knows nothing of how numbers are stored."""
+"""What a policy is: scores and layer statistics in, widths per window out, nothing of how numbers are stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class LayerPlan:
 
     def __post_init__(self) -> None:
         if self.key_bits.shape != self.value_bits.shape:
-            raise ValueError(f"key widths {self.key_bits.shape} and value widths {self.value_bits.shape} differ in shape")
+            raise ValueError(
+                f"key widths {self.key_bits.shape} and value widths {self.value_bits.shape} differ in shape"
+            )
 
     @property
     def windows(self) -> int:
@@ -61,7 +63,7 @@ class Budget:
         """The error for a budget below the lowest widths of a policy."""
         asked, least = self.total_bits / self.elements, needed_bits / self.elements
         return WqError(
-            f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, but this policy needs at least `{least:.2f}`",
+            f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, this policy needs at least `{least:.2f}`",
             "raise `--bits` or `--kv-memory`, or take fewer frames",
         )
 
@@ -112,7 +114,9 @@ class Policy(ABC):
             UsageError: The policy has nothing to choose.
             WqError: Even its lowest widths do not fit.
         """
-        raise UsageError(f"`--bits` and `--kv-memory` need a policy that ranks windows, `{self.settings.policy}` does not")
+        raise UsageError(
+            f"`--bits` and `--kv-memory` need a policy that ranks windows, `{self.settings.policy}` does not"
+        )
 
     def _plan(self, widths: Sequence[tuple[int, int]], levels: NDArray[np.int64]) -> LayerPlan:
         """Levels to widths, the first window at full precision when the settings fix it.

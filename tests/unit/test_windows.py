@@ -1,0 +1,108 @@
+"""Eqs 8 to 11 against hand-computed cases, the pairwise definition in float64, and their identities."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wq_cli import windows
+
+
+def pairwise_cosine(visual: np.ndarray, text: np.ndarray, window: int) -> list[float]:
+    """Eq 8 as it is printed: the mean over all pairs of a window's tokens and the text's."""
+    scores = []
+    for i in range(len(visual) // window):
+        pairs = [
+            v @ t / (np.linalg.norm(v) * np.linalg.norm(t)) for v in visual[i * window : (i + 1) * window] for t in text
+        ]
+        scores.append(float(np.mean(pairs)))
+    return scores
+
+
+@pytest.mark.parametrize(("tokens", "text", "window"), [(64, 5, 32), (70, 1, 32), (32, 20, 32), (7, 3, 1)])
+def test_similarity_is_eq_8(tokens: int, text: int, window: int) -> None:
+    rng = np.random.default_rng(0)
+    v, t = rng.normal(size=(tokens, 24)), rng.normal(size=(text, 24))
+    got = windows.similarity(torch.from_numpy(v).float(), torch.from_numpy(t).float(), window)
+    assert got.numpy() == pytest.approx(pairwise_cosine(v, t, window), abs=1e-6)
+
+
+def test_similarity_by_hand() -> None:
+    visual = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [0.0, -5.0]])
+    text = torch.tensor([[7.0, 0.0]])
+    # Window 0: cosines 1 and 0; window 1: -1 and 0.
+    assert windows.similarity(visual, text, 2).tolist() == [0.5, -0.5]
+
+
+def test_pearson_is_correlation() -> None:
+    rng = np.random.default_rng(1)
+    v, t = rng.normal(size=(6, 10)) + 3, rng.normal(size=(4, 10)) - 2
+    expected = [np.corrcoef(np.vstack([v[i : i + 3], t]))[:3, 3:].mean() for i in (0, 3)]
+    got = windows.similarity(torch.from_numpy(v), torch.from_numpy(t), 3, "pearson")
+    assert got.numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_euclidean_falls_with_the_mean_distance() -> None:
+    visual, text = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(1, 2)
+    assert windows.similarity(visual, text, 1, "euclidean").tolist() == pytest.approx([1.0, 1 / 6])
+
+
+def test_fewer_tokens_than_a_window_score_nothing() -> None:
+    assert windows.similarity(torch.ones(31, 4), torch.ones(2, 4), 32).shape == (0,)
+
+
+def test_relevance_leaves_the_fixed_first_window_out() -> None:
+    scores = np.array([9.0, 0.1, 0.3, 0.2])
+    assert np.isnan(windows.relevance(scores, "minmax")[0])
+    assert windows.relevance(scores, "minmax")[1:].tolist() == pytest.approx([0, 1, 0.5])
+    assert windows.relevance(scores, "minmax", fixed_first_window=False)[0] == 1
+    assert windows.relevance(scores, "rank")[1:].tolist() == pytest.approx([1 / 6, 5 / 6, 3 / 6])
+    assert windows.relevance(scores, "raw")[1:].tolist() == [0.1, 0.3, 0.2]
+
+
+@pytest.mark.parametrize("scores", [[0.5, 0.2], [0.5, 0.2, 0.2, 0.2], [0.5], []])
+def test_nothing_to_tell_apart(scores: list[float]) -> None:
+    assert np.isnan(windows.relevance(np.array(scores), "minmax")).all()
+
+
+@pytest.mark.parametrize(
+    ("s", "low", "high"),
+    [(0.1, 0.035, 0.210), (0.5, 0.269, 0.731), (0.9, 0.790, 0.965), (0.95, 0.890, 0.984), (0.99, 0.977, 0.997)],
+)
+def test_thresholds_at_alpha_2(s: float, low: float, high: float) -> None:
+    assert windows.thresholds(s, 2.0) == pytest.approx((low, high), abs=6e-4)
+
+
+@given(st.floats(0, 1), st.floats(0.01, 20))
+def test_threshold_identities(s: float, alpha: float) -> None:
+    low, high = windows.thresholds(s, alpha)
+    assert 0 <= low <= s + 1e-12 and s - 1e-12 <= high <= 1
+    mirrored_low, _ = windows.thresholds(1 - s, alpha)
+    assert high == pytest.approx(1 - mirrored_low, abs=1e-9)
+
+
+@given(st.floats(0.01, 20))
+def test_widest_middle_band(alpha: float) -> None:
+    low, high = windows.thresholds(0.5, alpha)
+    assert high - low == pytest.approx(math.tanh(alpha / 4))
+
+
+def test_sensitivity_is_the_mean_cosine() -> None:
+    before = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]]])
+    after = torch.tensor([[[2.0, 0.0], [1.0, 1.0], [0.0, 2.0]]])
+    assert float(windows.sensitivity(before, after)) == pytest.approx((1 + math.sqrt(0.5) + 1) / 3)
+    mask = torch.tensor([[False, True, False]])
+    assert float(windows.sensitivity(before, after, mask)) == pytest.approx(math.sqrt(0.5))
+    assert float(windows.sensitivity(before, -after)) == 0
+
+
+def test_vote_is_the_majority_and_ties_go_up() -> None:
+    levels = np.array([[0, 0, 2, 1], [0, 1, 0, 1], [2, 1, 2, 0], [0, 0, 0, 0]])
+    assert windows.vote(levels).tolist() == [0, 1, 2, 1]
+    assert windows.vote(np.array([[0, 1], [2, 2]])).tolist() == [2, 2]
+    assert windows.vote(np.zeros((3, 0), dtype=np.int64)).shape == (0,)
