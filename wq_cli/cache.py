@@ -197,13 +197,11 @@ class WindowCacheLayer(CacheLayerMixin):
             index = visual.of_windows(chosen)
             self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
         index = self._run_index(raw_windows)
-        self.raw_key = self._run(keys, index)
-        self.raw_value = self._run(values, index)
+        self.raw_key = self._gather(keys, index)
+        self.raw_value = self._gather(values, index)
         if visual.padding is not None:
-            self.raw_mask = torch.ones(
-                self.raw_key.shape[0], self.raw_key.shape[2], dtype=torch.bool, device=keys.device
-            )
-            self.raw_mask[:, : index.shape[1]] = visual.padding.gather(1, index)
+            seen = visual.padding.gather(1, index)
+            self.raw_mask = torch.nn.functional.pad(seen, (0, self.owner.room), value=True)
         self.raw_length = index.shape[1]
         self.plan = plan
 

@@ -65,6 +65,7 @@ class Loaded:
     """A model and a clip it has seen: what a question can be put to."""
 
     profile: Profile
+    name: str
     is_demo: bool
     model: VideoModel
     clip: Clip
@@ -105,7 +106,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     batch = engine.Batch.of([prompt], quantization.window, until_visual_end=generation.question_after_cache)
     found = engine.search(model, batch, quantization, policy)
     cache = engine.new_cache(model, batch, quantization, generation.max_new_tokens)
-    sensitivity = _sensitivity(loaded, settings)
+    sensitivity = calibrated_sensitivity(loaded.profile, loaded.model, settings)
     engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
 
     listener.stage("prefill", len(cache.layers))
@@ -167,7 +168,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
     from wq_cli import engine, policies
 
     model, quantization = loaded.model, settings.quantization
-    sensitivity = _sensitivity(loaded, settings)
+    sensitivity = calibrated_sensitivity(loaded.profile, loaded.model, settings)
     rows: list[tuple[WindowResult, ...]] = []
     layers: tuple[LayerResult, ...] = ()
     for text in prompts:
@@ -191,8 +192,8 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         layers = layers or _layers(policy, plans, sensitivity or [None] * count)
     return InspectResult(
         command="inspect",
-        video=_video(loaded.clip),
-        model=_model(loaded, settings),
+        video=describe_video(loaded.clip),
+        model=describe_model(loaded.model, loaded.name, loaded.is_demo),
         policy=_policy(settings),
         prompts=tuple(prompts),
         windows=tuple(rows),
@@ -226,8 +227,9 @@ def open_video(video: str, settings: Settings, listener: Listener) -> Loaded:
     started = time.perf_counter()
     visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
     encode_ms = (time.perf_counter() - started) * 1e3
-    is_demo = settings.runtime.model is None and profile.model == DEMO_MODEL
-    return Loaded(profile, is_demo, model, clip, visual, load_ms, decode_ms, encode_ms)
+    named = settings.runtime.model
+    is_demo = named is None and profile.model == DEMO_MODEL
+    return Loaded(profile, named or profile.name, is_demo, model, clip, visual, load_ms, decode_ms, encode_ms)
 
 
 def load_model(profile: Profile, settings: Settings) -> VideoModel:
@@ -285,20 +287,20 @@ def _memory_errors(loaded: Loaded) -> Iterator[None]:
         ) from error
 
 
-def _sensitivity(loaded: Loaded, settings: Settings) -> Sequence[float] | None:
+def calibrated_sensitivity(profile: Profile, model: VideoModel, settings: Settings) -> Sequence[float] | None:
     """Calibrated s_i of every layer, or None to measure them in the prefill.
 
     Raises:
         WqError: The profile has none and the user insists, or they are of another model.
     """
-    asked, known = settings.quantization.sensitivity, loaded.profile.sensitivity
+    asked, known = settings.quantization.sensitivity, profile.sensitivity
     if asked == "online" or (known is None and asked == "auto") or (settings.runtime.model and asked == "auto"):
         return None
-    layers = loaded.model.text_config.num_hidden_layers
+    layers = model.text_config.num_hidden_layers
     if known is None or len(known) != layers:
         found = "none" if known is None else str(len(known))
         raise WqError(
-            f"profile `{loaded.profile.name}` has {found} of the {layers} layer sensitivities",
+            f"profile `{profile.name}` has {found} of the {layers} layer sensitivities",
             "measure them in the prefill: `--sensitivity online`",
         )
     return known
@@ -329,8 +331,8 @@ def _describe(
     visual_tokens = len(loaded.visual.embeds)
     return AskResult(
         command="ask",
-        video=_video(loaded.clip),
-        model=_model(loaded, settings),
+        video=describe_video(loaded.clip),
+        model=describe_model(loaded.model, loaded.name, loaded.is_demo),
         policy=_policy(settings),
         prompt=text,
         windows=windows,
@@ -421,7 +423,7 @@ def _memory(state: Prefilled, model: VideoModel) -> MemoryResult:
     )
 
 
-def _video(clip: Clip) -> VideoResult:
+def describe_video(clip: Clip) -> VideoResult:
     from wq_cli.scenes import COMMENT_PREFIX
 
     info = clip.info
@@ -438,18 +440,16 @@ def _video(clip: Clip) -> VideoResult:
     )
 
 
-def _model(loaded: Loaded, settings: Settings) -> ModelResult:
+def describe_model(model: VideoModel, name: str, is_demo: bool) -> ModelResult:
     import wq_kernels
     from wq_cli.engine import kv_shape
 
-    model = loaded.model
     chosen = wq_kernels.choose_backend(model.device, model.dtype)
     heads, dim = kv_shape(model.text_config)
-    named = settings.runtime.model
     return ModelResult(
-        name=named or loaded.profile.name,
+        name=name,
         model_type=model.model_type,
-        is_demo=loaded.is_demo,
+        is_demo=is_demo,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         backend=chosen.name,
@@ -470,7 +470,7 @@ def _notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> tuple[str, ..
 
 
 def _all_notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> Iterator[str]:
-    if loaded.is_demo and not _video(loaded.clip).is_scene:
+    if loaded.is_demo and not describe_video(loaded.clip).is_scene:
         yield DEMO_NOTICE
     yield from loaded.clip.notices
     scored = [window for window in windows if window.role == "scored"]

@@ -1,0 +1,157 @@
+"""Policies side by side on one clip: the same prefill rule, the same question, memory, speed and fidelity (`wq bench`).
+
+Fidelity is read through the packed cache only: the video is prefilled, sealed, and the question and the answer of the
+full-precision run are fed through it. A first token out of a full-precision prefill says nothing about a cache.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wq_cli import pipeline
+from wq_cli.bench.measure import Measurement, measure
+from wq_cli.config import Generation, Settings
+from wq_cli.errors import unknown_name
+from wq_cli.results import BenchResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wq_cli.models.base import Prompt, VideoModel
+    from wq_cli.pipeline import Listener
+    from wq_cli.results import ModelResult, VideoResult
+
+# What is compared when nothing is named: the baseline, WindowQuant, its controls, and uniform widths of the same codec.
+DEFAULT_POLICIES = ("fp16", "windowquant", "random", "rtn8", "rtn4", "rtn2")
+FULL = "fp16"
+# Of the clip that is rendered when no video is given.
+SCENE_FPS, SCENE_SIZE = 10.0, 448
+
+
+def run(
+    video: str | None,
+    prompt: str,
+    settings: Settings,
+    listener: Listener,
+    *,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    batch: int = 1,
+    decode_tokens: int = 32,
+    fidelity_tokens: int = 32,
+    random_weights: bool = False,
+) -> BenchResult:
+    """Measure policies.
+
+    Args:
+        video: File to use; None renders a scene (or, with random weights, makes up frames).
+        prompt: The question.
+        settings: All options; `quantization.policy` is replaced by each policy in turn.
+        listener: Told of stages: load, decode, encode, then one stage per policy.
+        policies: Names in the order of the rows. The full-precision run is always made first, as the reference.
+        batch: The same request this many times side by side.
+        decode_tokens: Steps timed after the first token.
+        fidelity_tokens: Tokens of the full-precision answer that are compared; 0 skips the comparison.
+        random_weights: Build the profile's architecture with random weights: right for speed and memory only.
+
+    Raises:
+        WqError: Anything the user can fix.
+    """
+    from wq_cli.policies import names
+
+    for name in policies:
+        if name not in names():
+            raise unknown_name("policy", name, names())
+    with pipeline.backend(settings):
+        subject = _random(settings, listener) if random_weights else _real(video, prompt, settings, listener)
+        prompts = [subject.prompt] * batch
+        reference: Measurement | None = None
+        rows = []
+        for name in dict.fromkeys((FULL, *policies)):
+            listener.stage(name)
+            policy = replace(settings, quantization=replace(settings.quantization, policy=name))
+            generation = Generation(max_new_tokens=decode_tokens + 1)
+            made = measure(
+                subject.model,
+                prompts,
+                replace(policy, generation=generation),
+                fidelity_tokens,
+                reference,
+                subject.sensitivity,
+            )
+            reference = reference or made
+            if name in policies:
+                rows.append(made.row)
+    return BenchResult(
+        command="bench",
+        video=subject.video,
+        model=subject.described,
+        prompt=prompt,
+        batch=batch,
+        visual_tokens=int(subject.prompt.visual_mask.sum()),
+        decode_tokens=decode_tokens,
+        fidelity_tokens=fidelity_tokens,
+        rows=tuple(rows),
+        versions={
+            "python": platform.python_version(),
+            **{n: version(n) for n in ("torch", "transformers", "wq-video")},
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured on."""
+
+    model: VideoModel
+    prompt: Prompt
+    sensitivity: Sequence[float] | None
+    video: VideoResult | None
+    described: ModelResult
+
+
+def _real(video: str | None, text: str, settings: Settings, listener: Listener) -> _Subject:
+    with TemporaryDirectory(prefix="wq-bench-") as folder:
+        if video is None:
+            video = str(Path(folder) / "scene.mp4")
+            listener.stage("render")
+            _render(Path(video), settings)
+        loaded = pipeline.open_video(video, settings, listener)
+    prompt = loaded.model.prompt(text, loaded.visual, settings.quantization.score_text == "prompt")
+    return _Subject(
+        loaded.model,
+        prompt,
+        pipeline.calibrated_sensitivity(loaded.profile, loaded.model, settings),
+        pipeline.describe_video(loaded.clip),
+        pipeline.describe_model(loaded.model, loaded.name, loaded.is_demo),
+    )
+
+
+def _render(path: Path, settings: Settings) -> None:
+    """A scene long enough for the frames that are asked for."""
+    from wq_cli import profile
+    from wq_cli.scenes.make import make
+
+    frames = settings.sampling.frames or profile.load(settings.runtime.profile).frames
+    make(path, seed=0, seconds=max(8.0, frames / SCENE_FPS), fps=SCENE_FPS, size=SCENE_SIZE)
+
+
+def _random(settings: Settings, listener: Listener) -> _Subject:
+    from wq_cli import profile as profiles
+    from wq_cli.bench import random_weights
+
+    profile = profiles.load(settings.runtime.profile)
+    listener.stage("load")
+    model = random_weights.build(profile, settings)
+    count = settings.sampling.frames or profile.frames
+    listener.stage("encode", count)
+    frames = np.random.default_rng(0).integers(0, 256, (count, SCENE_SIZE, SCENE_SIZE, 3), dtype=np.uint8)
+    visual = model.encode(frames, np.arange(count, dtype=np.float64), listener.advance)
+    described = pipeline.describe_model(model, f"{profile.name} (random weights)", is_demo=False)
+    return _Subject(model, random_weights.prompt(model, visual), None, None, described)

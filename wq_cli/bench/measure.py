@@ -1,0 +1,164 @@
+"""One policy on one batch of prompts: what it costs and how near it stays to full precision."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from wq_cli import engine, policies
+from wq_cli.results import BenchRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wq_cli.config import Generation, Settings
+    from wq_cli.models.base import Prompt, VideoModel
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of the table and what the next policies are compared with.
+
+    Attributes:
+        row: The figures.
+        answer: Greedy continuation through this policy's cache, int64 [B, T]; end-of-text is ignored.
+        log_probs: Of the T tokens that follow question and answer, float32 [B, T, vocabulary].
+    """
+
+    row: BenchRow
+    answer: torch.Tensor | None
+    log_probs: torch.Tensor | None
+
+
+def measure(
+    model: VideoModel,
+    prompts: list[Prompt],
+    settings: Settings,
+    fidelity_tokens: int,
+    reference: Measurement | None,
+    sensitivity: Sequence[float] | None = None,
+) -> Measurement:
+    """Run a policy cold, then timed, then through the packed cache.
+
+    Args:
+        model: The adapter.
+        prompts: One per row of the batch.
+        settings: With the policy's name; `generation.max_new_tokens` tokens are decoded.
+        fidelity_tokens: T, tokens of the reference's answer to compare over; 0 for none.
+        reference: The full-precision measurement; None makes this one the reference.
+        sensitivity: Calibrated s_i of every layer, or None.
+    """
+    started = time.perf_counter()
+    _generate(model, prompts, settings, sensitivity)
+    _wait(model.device)
+    warmup_ms = (time.perf_counter() - started) * 1e3
+
+    engine.reset_peak(model.device)
+    state, found, steps_ms = _generate(model, prompts, settings, sensitivity)
+    peak = engine.peak_bytes(model.device)
+    per_token = float(np.median(steps_ms))
+    answer = log_probs = None
+    kl = agreement = None
+    if fidelity_tokens:
+        answer, log_probs = _through_cache(model, prompts, settings, fidelity_tokens, reference, sensitivity)
+        if reference is not None and reference.log_probs is not None:
+            kl, agreement = fidelity(reference.log_probs, log_probs)
+        else:
+            kl, agreement = 0.0, 1.0
+    row = BenchRow(
+        policy=settings.quantization.policy,
+        effective_bits=state.cache.visual_bits,
+        kv_bytes=state.cache.nbytes,
+        kv_bytes_full=state.cache.full_nbytes,
+        peak_bytes=peak,
+        search_ms=found.ms,
+        seal_ms=state.seal_ms,
+        first_token_ms=state.first_token_ms,
+        decode_ms_per_token=per_token,
+        tokens_per_second=len(prompts) * 1e3 / per_token,
+        kl_to_full=kl,
+        greedy_agreement=agreement,
+        warmup_ms=warmup_ms,
+    )
+    return Measurement(row, answer, log_probs)
+
+
+def fidelity(full: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
+    """(mean KL(full || other) in nats, share of positions with the same most likely token).
+
+    Args:
+        full, other: Log-probabilities, [B, T, vocabulary].
+    """
+    full, other = full.double(), other.double()
+    kl = (full.exp() * (full - other)).sum(dim=-1).mean()
+    same = (full.argmax(dim=-1) == other.argmax(dim=-1)).double().mean()
+    return max(float(kl), 0.0), float(same)
+
+
+def _prefill(
+    model: VideoModel,
+    prompts: list[Prompt],
+    settings: Settings,
+    sensitivity: Sequence[float] | None,
+    until_visual_end: bool = False,
+) -> tuple[engine.Prefilled, engine.Search]:
+    quantization = settings.quantization
+    policy = policies.create(quantization)
+    batch = engine.Batch.of(prompts, quantization.window, until_visual_end=until_visual_end)
+    found = engine.search(model, batch, quantization, policy)
+    cache = engine.new_cache(model, batch, quantization, settings.generation.max_new_tokens)
+    engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
+    return engine.prefill(model, batch, cache, policy, found, sensitivity), found
+
+
+def _generate(
+    model: VideoModel, prompts: list[Prompt], settings: Settings, sensitivity: Sequence[float] | None
+) -> tuple[engine.Prefilled, engine.Search, list[float]]:
+    """Question in the prompt as usual. Returns the milliseconds of every step after the first token as well."""
+    state, found = _prefill(model, prompts, settings, sensitivity)
+    marks = []
+    for _ in engine.decode(model, state, settings.generation, stop_at_eos=False):
+        _wait(model.device)
+        marks.append(time.perf_counter())
+    return state, found, [1e3 * step for step in np.diff(marks)]
+
+
+def _through_cache(
+    model: VideoModel,
+    prompts: list[Prompt],
+    settings: Settings,
+    tokens: int,
+    reference: Measurement | None,
+    sensitivity: Sequence[float] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Question and the reference's answer through the packed cache.
+
+    Returns:
+        The answer, int64 [B, T], and the log-probabilities at its T positions, [B, T, vocabulary].
+    """
+    question = torch.stack([prompt.embeds[prompt.visual_end :] for prompt in prompts])
+    if reference is not None and reference.answer is not None:
+        answer = reference.answer
+    else:
+        state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
+        state.logits = engine.extend(model, state, question)
+        steps = engine.decode(model, state, _length(settings, tokens), stop_at_eos=False)
+        answer = torch.stack(list(steps), dim=1)
+    state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
+    with torch.inference_mode():
+        fed = torch.cat([question, model.embed(answer[:, :-1])], dim=1)
+    logits = engine.extend(model, state, fed, last_only=False)[:, question.shape[1] - 1 :]
+    return answer, logits.log_softmax(dim=-1)
+
+
+def _length(settings: Settings, tokens: int) -> Generation:
+    return replace(settings.generation, max_new_tokens=tokens, temperature=0.0)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
