@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from wq_cli import console
-from wq_cli.commands import ask
+from wq_cli.commands import ask, bench, doctor, inspect, profiles, scenes
 from wq_cli.commands.groups import Command, Group
 from wq_cli.errors import WqError
 
@@ -31,6 +31,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ask", cls=Command, epilog=ask.EXAMPLES)(ask.ask)
+app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
+app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
+app.command("doctor", cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
+
+_profiles = typer.Typer(cls=Group, help="List, show, check and choose model profiles.", epilog=profiles.EXAMPLES)
+_profiles.command("list", cls=Command)(profiles.list_)
+_profiles.command("show", cls=Command)(profiles.show)
+_profiles.command("validate", cls=Command)(profiles.validate)
+_profiles.command("use", cls=Command)(profiles.use)
+app.add_typer(_profiles, name="profiles")
+
+_scenes = typer.Typer(cls=Group, help="Render clips of the world that the demo model knows.", epilog=scenes.EXAMPLES)
+_scenes.command("make", cls=Command, epilog=scenes.EXAMPLES)(scenes.make)
+app.add_typer(_scenes, name="scenes")
 
 
 def _print_version(wanted: bool) -> None:

@@ -53,6 +53,10 @@ def _console(stderr: bool) -> Console:
     return Quiet(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def _literal(renderable: RenderableType) -> RenderableType:
+    return printable(renderable) if isinstance(renderable, str) else renderable
+
+
 class Screen:
     """What a command shows.
 
@@ -75,12 +79,12 @@ class Screen:
 
     def result(self, renderable: RenderableType) -> None:
         """Print a table or a map that is the result."""
-        self.stdout.print(renderable)
+        self.stdout.print(_literal(renderable))
 
     def say(self, renderable: RenderableType) -> None:
         """Print what accompanies the result."""
         if not self.quiet:
-            self.stderr.print(renderable)
+            self.stderr.print(_literal(renderable))
 
     def notice(self, text: str) -> None:
         """Print one thing the user should know."""

@@ -47,24 +47,24 @@ def ask(
     question = _question(video, prompt)
 
     from wq_cli import pipeline
-    from wq_cli.report import tables
+    from wq_cli.report import summary, tables
     from wq_cli.report.format import glyphs_for
 
     screen = output.screen()
     glyphs = glyphs_for(screen.stderr)
 
     def show(result: AskResult) -> None:
-        screen.say(tables.window_table(result, glyphs, every_row=all_windows))
+        screen.say(tables.window_table(result.windows, result.video.duration_seconds, glyphs, every_row=all_windows))
         screen.say("")
-        screen.say(tables.summary(result, glyphs, verbose=output.verbose))
+        screen.say(summary.ask_summary(result, glyphs, verbose=output.verbose))
+        for notice in result.notices:
+            screen.notice(notice)
         screen.say("")
 
     with Listener(screen, on_prepared=None if output.json else show, stream=not output.json) as listener:
         result = pipeline.ask(video, question, settings, listener)
-    for notice in result.notices:
-        screen.notice(notice)
     if not output.json:
-        screen.say(tables.speed(result, glyphs))
+        screen.say(summary.speed(result, glyphs))
     output.emit(result)
 
 

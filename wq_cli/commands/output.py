@@ -23,16 +23,20 @@ class Output:
     def screen(self) -> Screen:
         return Screen(quiet=self.quiet, progress=self.progress)
 
-    def check(self) -> None:
+    def check(self, *more: Path | None) -> None:
         """Refuse before the work what would fail after it.
 
-        Raises:
-            WqError: `file` cannot be written.
-        """
-        if self.file:
-            from wq_cli.report.files import check_target
+        Args:
+            more: Other files that will be written.
 
-            check_target(self.file)
+        Raises:
+            WqError: One of the files cannot be written.
+        """
+        from wq_cli.report.files import check_target
+
+        for path in (self.file, *more):
+            if path:
+                check_target(path)
 
     def emit(self, result: Any) -> None:
         """The JSON document to where it was asked for.

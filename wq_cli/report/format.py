@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,26 +10,43 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Okabe and Ito's colours for colour-blind readers, lightness adjusted to stand on black and on white.
-WIDTH_COLOURS = {16: "#d55e00", 8: "#cc8a00", 4: "#3fa0d8", 3: "#2f86c0", 2: "#4a6fa5"}
+WIDTH_COLOURS = {16: "#d55e00", 8: "#cc8a00", 4: "#3fa0d8", 2: "#5f7ba8"}
 LOW_COLOUR, HIGH_COLOUR = (74, 111, 165), (213, 94, 0)
 
 
 @dataclass(frozen=True)
 class Glyphs:
-    """The signs that drawings are made of; `levels` rise from empty to full."""
+    """The signs that drawings are made of.
+
+    Attributes:
+        levels: From empty to full.
+        dot: Between the parts of a line; `blank` stands for a window that is not scored.
+        widths: Sign of each width in bits; one between two of them takes the lower one's.
+    """
 
     levels: str
     bar: str
     track: str
+    tick: str
     times: str
     dash: str
     dot: str
+    blank: str
     mark: str
     widths: dict[int, str]
 
+    def width(self, bits: int) -> str:
+        return self.widths[nearest_below(bits, self.widths)]
 
-UNICODE = Glyphs("▁▂▃▄▅▆▇█", "━", "─", "×", "–", "·", "▶", {16: "█", 8: "▓", 4: "▒", 3: "░", 2: "░"})
-ASCII = Glyphs(".:-=+*#@", "=", "-", "x", "-", "|", ">", {16: "#", 8: "8", 4: "4", 3: "3", 2: "."})
+
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", "━", "─", "┬", "×", "–", "·", "·", "▶", {16: "█", 8: "▓", 4: "▒", 2: "░"})
+ASCII = Glyphs(".:-=+*%@", "=", "-", "+", "x", "-", "|", " ", ">", {16: "#", 8: "8", 4: "4", 2: "."})
+
+
+def nearest_below(bits: int, known: Iterable[int]) -> int:
+    """The largest known width that is at most `bits`, else the smallest one."""
+    widths = sorted(known)
+    return max((width for width in widths if width <= bits), default=widths[0])
 
 
 def glyphs_for(console: Console) -> Glyphs:
@@ -37,8 +55,8 @@ def glyphs_for(console: Console) -> Glyphs:
 
 
 def width_colour(bits: int) -> str:
-    """Colour of a width; widths between the named ones take the next lower one's."""
-    return WIDTH_COLOURS[max((known for known in WIDTH_COLOURS if known <= bits), default=min(WIDTH_COLOURS))]
+    """Colour of a width."""
+    return WIDTH_COLOURS[nearest_below(bits, WIDTH_COLOURS)]
 
 
 def ramp(value: float) -> str:

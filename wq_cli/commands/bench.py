@@ -1,0 +1,121 @@
+"""`wq bench`: memory, speed and fidelity of each policy, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from wq_cli import policies as registry
+from wq_cli.commands import options as opt
+from wq_cli.commands.groups import grouped
+from wq_cli.commands.output import Output
+from wq_cli.config import Quantization, Runtime, Sampling, Settings
+from wq_cli.console import Listener
+from wq_cli.errors import UsageError, unknown_name
+
+EXAMPLES = """\
+[bold]Examples[/]
+$ wq bench --frames 100
+$ wq bench --policies fp16,windowquant,rtn2 --batch 8 --device cuda
+$ wq bench --video match.mp4 --prompt "who scores?" --plot bench.png
+$ wq bench -p llava-onevision-7b --random-weights --frames 100 --json"""
+
+Video = Annotated[
+    str | None,
+    opt.option("--video", panel=opt.INPUT, help="Clip to use in place of a rendered one.", metavar="FILE"),
+]
+Prompt = Annotated[str, opt.option("--prompt", panel=opt.INPUT, help="The question.", metavar="TEXT")]
+Policies = Annotated[
+    str | None,
+    opt.option(
+        "--policies",
+        panel=opt.QUANTIZATION,
+        help=f"Rows of the table, joined by commas: {', '.join(registry.names())}.",
+        metavar="NAMES",
+    ),
+]
+Batch = Annotated[int, opt.option("--batch", "-b", panel=opt.INPUT, help="Copies of the request side by side.")]
+DecodeTokens = Annotated[int, opt.option("--decode-tokens", panel=opt.ANSWER, help="Tokens timed after the first.")]
+FidelityTokens = Annotated[
+    int, opt.option("--fidelity-tokens", panel=opt.ANSWER, help="Tokens compared with fp16; 0 skips it.")
+]
+RandomWeights = Annotated[
+    bool, opt.option("--random-weights", panel=opt.MODEL, help="The profile's architecture without its weights.")
+]
+Plot = Annotated[Path | None, opt.option("--plot", panel=opt.OUTPUT, help="Draw the figures.", metavar="FILE")]
+
+
+@grouped
+def bench(
+    *,
+    video: Video = None,
+    prompt: Prompt = "what happens?",
+    sampling: Sampling,
+    batch: Batch = 1,
+    runtime: Runtime,
+    random_weights: RandomWeights = False,
+    policies: Policies = None,
+    quantization: Quantization,
+    decode_tokens: DecodeTokens = 32,
+    fidelity_tokens: FidelityTokens = 32,
+    plot: Plot = None,
+    output: Output,
+) -> None:
+    """Measure policies side by side: memory, speed, and fidelity through the packed cache."""
+    for name, value, least in (
+        ("--batch", batch, 1),
+        ("--decode-tokens", decode_tokens, 1),
+        ("--fidelity-tokens", fidelity_tokens, 0),
+    ):
+        if value < least:
+            raise UsageError(f"`{name} {value}` is below {least}")
+    names = None if policies is None else _split(policies)
+    output.check(plot)
+
+    from wq_cli import bench as benchmark
+    from wq_cli.report import comparison
+    from wq_cli.report.format import glyphs_for
+
+    screen = output.screen()
+    with Listener(screen) as listener:
+        result = benchmark.run(
+            video,
+            prompt,
+            Settings(sampling, quantization, runtime=runtime),
+            listener,
+            policies=names or benchmark.DEFAULT_POLICIES,
+            batch=batch,
+            decode_tokens=decode_tokens,
+            fidelity_tokens=fidelity_tokens,
+            random_weights=random_weights,
+        )
+    if not output.json:
+        glyphs = glyphs_for(screen.stdout)
+        screen.result(comparison.bench_table(result, screen.stdout.width, glyphs))
+        screen.say("")
+        screen.say(comparison.conditions(result, glyphs_for(screen.stderr)))
+        for sentence in comparison.slower(result, glyphs_for(screen.stderr)):
+            screen.notice(sentence)
+    for notice in result.notices:
+        screen.notice(notice)
+    if plot:
+        from wq_cli.report.files import write
+        from wq_cli.report.plot import draw_plot
+
+        write(plot, draw_plot(result))
+    output.emit(result)
+
+
+def _split(text: str) -> list[str]:
+    """Names joined by commas.
+
+    Raises:
+        UsageError: One of them is no policy.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in registry.names():
+            raise unknown_name("policy", name, registry.names())
+    if not names:
+        raise UsageError("`--policies` names no policy", f"known: {', '.join(registry.names())}")
+    return names

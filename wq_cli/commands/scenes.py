@@ -1,0 +1,65 @@
+"""`wq scenes`: clips of the world that the demo model knows."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wq_cli.commands import options as opt
+from wq_cli.commands.groups import grouped
+from wq_cli.commands.output import Output
+from wq_cli.errors import UsageError
+
+EXAMPLES = """\
+[bold]Examples[/]
+$ wq scenes make clip.mp4
+$ wq scenes make clip.mp4 --seed 7 --seconds 20 --json"""
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Video to write, such as clip.mp4.", show_default=False)]
+Seed = Annotated[int, opt.option("--seed", panel=opt.INPUT, help="Another seed, another clip.")]
+Seconds = Annotated[float, opt.option("--seconds", panel=opt.INPUT, help="Length of the clip.")]
+Fps = Annotated[float, opt.option("--fps", panel=opt.INPUT, help="Frames per second.")]
+Size = Annotated[int, opt.option("--size", panel=opt.INPUT, help="Width and height in pixels.")]
+
+
+@dataclass(frozen=True)
+class SceneResult:
+    """What `wq scenes make` prints: questions that fit the clip, with their answers."""
+
+    command: str
+    path: str
+    seed: int
+    questions: tuple[dict[str, Any], ...]
+
+
+@grouped
+def make(
+    file: File, *, seed: Seed = 0, seconds: Seconds = 8.0, fps: Fps = 10.0, size: Size = 256, output: Output
+) -> None:
+    """Render a clip and print questions about it with their answers."""
+    for name, value in (("--seconds", seconds), ("--fps", fps), ("--size", size)):
+        if not 0 < value < float("inf"):
+            raise UsageError(f"`{name} {value:g}` is not positive")
+    output.check(file)
+    from rich.table import Table
+    from rich.text import Text
+
+    from wq_cli.scenes.make import make as render
+
+    questions = render(file, seed=seed, seconds=seconds, fps=fps, size=size)
+    if not output.json:
+        screen = output.screen()
+        grid = Table.grid(padding=(0, 3))
+        grid.add_column()
+        grid.add_column(style="dim")
+        for question in questions:
+            grid.add_row(Text(question.text), Text(question.answer))
+        screen.result(grid)
+        screen.say("")
+        if questions:
+            screen.say(f'try it: wq ask {shlex.quote(str(file))} "{questions[0].text}"')
+    output.emit(SceneResult("scenes make", str(file), seed, tuple(asdict(question) for question in questions)))

@@ -1,0 +1,106 @@
+"""The table of `wq bench`: one row a policy, each against full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from wq_cli.console import printable
+from wq_cli.report import format
+from wq_cli.report.format import Glyphs
+from wq_cli.results import BenchResult, BenchRow
+
+REFERENCE = "fp16"
+_WIDE = 120
+
+# heading, cell, whether only wide terminals show it
+_COLUMNS: list[tuple[str, Callable[[BenchRow], str], bool]] = [
+    ("policy", lambda row: row.policy, False),
+    ("bits", lambda row: f"{row.effective_bits:.2f}", False),
+    ("KV", lambda row: format.size(row.kv_bytes), False),
+    ("peak", lambda row: "" if row.peak_bytes is None else format.size(row.peak_bytes), True),
+    ("search", lambda row: format.milliseconds(row.search_ms), True),
+    ("seal", lambda row: format.milliseconds(row.seal_ms), True),
+    ("first", lambda row: format.milliseconds(row.first_token_ms), False),
+    ("token", lambda row: format.milliseconds(row.decode_ms_per_token), False),
+    ("tokens/s", lambda row: f"{row.tokens_per_second:.1f}", True),
+    ("warm-up", lambda row: format.milliseconds(row.warmup_ms), True),
+    ("KL", lambda row: "" if row.kl_to_full is None else f"{row.kl_to_full:.2g}", False),
+    ("same", lambda row: "" if row.greedy_agreement is None else f"{row.greedy_agreement:.0%}", False),
+]
+
+
+def bench_table(result: BenchResult, width: int, glyphs: Glyphs) -> Table:
+    """The policies side by side; `width` columns decide how many figures fit."""
+    columns = [(heading, cell) for heading, cell, needs_room in _COLUMNS if width >= _WIDE or not needs_room]
+    reference = _reference(result)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    if reference:
+        table.add_column(f"vs {REFERENCE}", no_wrap=True)
+    for row in result.rows:
+        cells: list[str | Text] = [cell(row) for _, cell in columns]
+        if reference:
+            cells.append(_speed(row, reference, glyphs))
+        table.add_row(*cells)
+    return table
+
+
+def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
+    """What the figures hold for, and what the columns mean."""
+    model = result.model
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    lines = [
+        f" {glyphs.dot} ".join(
+            [
+                f"{printable(model.name)} on {model.device}, {model.dtype}, {model.backend}",
+                f"batch {result.batch}",
+                f"{result.visual_tokens:,} visual tokens",
+                f"{result.decode_tokens} tokens decoded",
+            ]
+        ),
+        versions,
+        "bits per visual element; first: time to the first token; token: each later one",
+    ]
+    if any(row.kl_to_full is not None for row in result.rows):
+        lines.append(
+            f"KL in nats to {REFERENCE}, and how often the likeliest token is the same, over {result.fidelity_tokens} "
+            "tokens through the packed cache"
+        )
+    return Text("\n".join(line for line in lines if line), style="dim")
+
+
+def slower(result: BenchResult, glyphs: Glyphs) -> list[str]:
+    """One sentence for each policy that saves memory and costs time."""
+    reference = _reference(result)
+    if reference is None:
+        return []
+    sentences = []
+    for row in result.rows:
+        ratio = row.decode_ms_per_token / reference.decode_ms_per_token
+        if row is not reference and ratio >= 1.005:
+            smaller = reference.kv_bytes / row.kv_bytes
+            sentences.append(
+                f"{row.policy} takes {smaller:.1f}{glyphs.times} less KV memory than {REFERENCE}, "
+                f"but {ratio:.2f}{glyphs.times} the time per token here"
+            )
+    return sentences
+
+
+def _reference(result: BenchResult) -> BenchRow | None:
+    return next((row for row in result.rows if row.policy == REFERENCE), None)
+
+
+def _speed(row: BenchRow, reference: BenchRow, glyphs: Glyphs) -> Text:
+    ratio = reference.decode_ms_per_token / row.decode_ms_per_token
+    if row is reference:
+        return Text("")
+    if 0.995 < ratio < 1.005:
+        return Text("as fast")
+    if ratio > 1:
+        return Text(f"{ratio:.2f}{glyphs.times} faster", style="green")
+    return Text(f"{1 / ratio:.2f}{glyphs.times} slower", style="red")

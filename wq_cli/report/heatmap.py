@@ -1,0 +1,121 @@
+"""The map of `wq inspect` in a terminal: relevance of each window to each prompt over time, widths in each layer.
+
+The horizontal axis counts windows, so that the windows inside one frame stay apart; the labels give their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from wq_cli.console import printable
+from wq_cli.report import format
+from wq_cli.report.format import Glyphs
+from wq_cli.report.tables import most_relevant, shares
+from wq_cli.results import InspectResult, LayerResult, WindowResult
+
+MOST_CELLS = 120
+_LEFT, _RIGHT, _TICK = 6, 14, 12
+
+
+def heat_map(result: InspectResult, width: int, glyphs: Glyphs, every_prompt: bool = False) -> RenderableType:
+    """The whole map.
+
+    Args:
+        result: What to draw.
+        width: Columns of the terminal.
+        glyphs: Alphabet.
+        every_prompt: Draw the layers for each prompt, not for the first one alone.
+    """
+    cells = bins(len(result.windows[0]), min(width - _LEFT - _RIGHT, MOST_CELLS))
+    parts: list[RenderableType] = []
+    for prompt, windows in zip(result.prompts, result.windows, strict=True):
+        parts += [_heading(prompt, windows, result, glyphs), _strip(windows, cells, glyphs)]
+    parts += [*_axis(result, cells, glyphs), ""]
+    shown = len(result.prompts) if every_prompt else 1
+    for prompt, windows in list(zip(result.prompts, result.windows, strict=True))[:shown]:
+        parts += [_legend(prompt, windows, result, len(cells), glyphs), *_layers(windows, result.layers, cells, glyphs)]
+        parts += [*_axis(result, cells, glyphs), ""]
+    return Group(*parts[:-1])
+
+
+def bins(count: int, width: int) -> list[range]:
+    """The windows that each cell of a line shows: several cells a window, or several windows a cell."""
+    width = max(width, 1)
+    if count <= width:
+        return [range(index, index + 1) for index in range(count) for _ in range(width // count)]
+    return [range(cell * count // width, (cell + 1) * count // width) for cell in range(width)]
+
+
+def _heading(prompt: str, windows: Sequence[WindowResult], result: InspectResult, glyphs: Glyphs) -> Text:
+    """The prompt, and where the video is most about it."""
+    text = Text(" " * _LEFT)
+    text.append(printable(prompt), style="bold")
+    top = most_relevant(windows)
+    if top:
+        where = format.span(top[0].start_seconds, top[0].end_seconds, result.video.duration_seconds, glyphs)
+        text.append(f"  {glyphs.mark} {where}", style=format.ramp(1.0))
+    elif not shares(windows):
+        text.append(f"  not scored by policy {result.policy.name}", style="dim")
+    return text
+
+
+def _strip(windows: Sequence[WindowResult], cells: Sequence[range], glyphs: Glyphs) -> Text:
+    drawn = shares(windows)
+    line = Text(" " * _LEFT)
+    for cell in cells:
+        scored = [drawn[windows[index].index] for index in cell if windows[index].index in drawn]
+        if scored:
+            level = round(max(scored) * (len(glyphs.levels) - 1))
+            line.append(glyphs.levels[level], style=format.ramp(max(scored)))
+        else:
+            line.append(glyphs.blank, style="dim")
+    return line
+
+
+def _axis(result: InspectResult, cells: Sequence[range], glyphs: Glyphs) -> list[Text]:
+    """Ticks and the times at which their windows begin."""
+    windows, longest = result.windows[0], result.video.duration_seconds
+    ticks, labels = "", ""
+    for start in range(0, len(cells), _TICK):
+        room = min(_TICK, len(cells) - start)
+        time = format.clock(windows[cells[start][0]].start_seconds, longest)
+        ticks += (glyphs.tick + glyphs.track * (room - 1))[:room]
+        labels += time.ljust(room) if len(time) <= room else " " * room
+    unit = " s" if longest < 60 else ""
+    return [Text(" " * _LEFT + ticks, style="dim"), Text(" " * _LEFT + labels.rstrip() + unit, style="dim")]
+
+
+def _legend(prompt: str, windows: Sequence[WindowResult], result: InspectResult, room: int, glyphs: Glyphs) -> Text:
+    """What the signs of the layer map mean, and the heading of the sensitivities."""
+    used = {bits for window in windows for bits in window.key_bits}
+    split = any(window.key_bits != window.value_bits for window in windows)
+    text = Text("layer ")
+    text.append("bits of the keys" if split else "bits", style="bold")
+    for bits in sorted(used, reverse=True):
+        text.append(f"  {glyphs.width(bits)} {bits}", style=format.width_colour(bits))
+    if len(result.prompts) > 1:
+        text.append(f"  for {printable(prompt)}", style="dim")
+    if any(layer.sensitivity is not None for layer in result.layers):
+        text.pad_right(max(_LEFT + room - text.cell_len, 1))
+        text.append(" sensitivity", style="bold")
+    return text
+
+
+def _layers(
+    windows: Sequence[WindowResult], layers: Sequence[LayerResult], cells: Sequence[range], glyphs: Glyphs
+) -> Iterator[Text]:
+    """One line a layer: the widest width in each cell, then the sensitivity."""
+    known = [layer.sensitivity for layer in layers if layer.sensitivity is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    for layer in layers:
+        line = Text(f"{layer.index:>{_LEFT - 1}} ", style="dim")
+        for cell in cells:
+            bits = max(windows[index].key_bits[layer.index] for index in cell)
+            line.append(glyphs.width(bits), style=f"not dim {format.width_colour(bits)}")
+        if layer.sensitivity is not None:
+            share = (layer.sensitivity - low) / (high - low) if high > low else 1.0
+            line.append(f" {layer.sensitivity:.3f} " + glyphs.bar * round(1 + 5 * share))
+        yield line
