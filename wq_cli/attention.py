@@ -50,7 +50,7 @@ def windowed_attention(
         return output, None
     raw_key, raw_value = layer.run
     output = attend(
-        query,
+        query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
         layer.segments,
         raw_key,
         raw_value,
@@ -58,7 +58,7 @@ def windowed_attention(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         raw_mask=layer.raw_mask,
     )
-    return output.transpose(1, 2).contiguous(), None
+    return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, windowed_attention)

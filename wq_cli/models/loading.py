@@ -69,6 +69,8 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
     """
     import transformers
 
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     folder = Path(source).expanduser()
     is_path = folder.exists() or source.startswith((".", "~", os.sep)) or source.count("/") != 1
     if is_path and not (folder / "config.json").is_file():
