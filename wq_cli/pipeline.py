@@ -102,7 +102,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     listener.stage("score")
     policy = policies.create(quantization)
     prompt = model.prompt(text, loaded.visual, quantization.score_text == "prompt")
-    _check_context(model, len(prompt.embeds) + generation.max_new_tokens, loaded.clip)
+    _check_context(loaded, len(prompt.embeds), generation.max_new_tokens)
     batch = engine.Batch.of([prompt], quantization.window, until_visual_end=generation.question_after_cache)
     found = engine.search(model, batch, quantization, policy)
     cache = engine.new_cache(model, batch, quantization, generation.max_new_tokens)
@@ -175,7 +175,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         listener.stage("score")
         policy = policies.create(quantization)
         prompt = model.prompt(text, loaded.visual, quantization.score_text == "prompt")
-        _check_context(model, len(prompt.embeds), loaded.clip)
+        _check_context(loaded, len(prompt.embeds), 0)
         batch = engine.Batch.of([prompt], quantization.window)
         found = engine.search(model, batch, quantization, policy)
         cache = engine.new_cache(model, batch, quantization, 0)
@@ -306,15 +306,18 @@ def calibrated_sensitivity(profile: Profile, model: VideoModel, settings: Settin
     return known
 
 
-def _check_context(model: VideoModel, tokens: int, clip: Clip) -> None:
-    """Refuse a prompt that is longer than the positions the language model was made for."""
-    room = model.text_config.max_position_embeddings
-    if tokens > room:
-        fits = max(0, int(len(clip.frames) * (1 - (tokens - room) / tokens)))
-        raise WqError(
-            f"{len(clip.frames)} frames, question and answer need {tokens} tokens, the model has {room} positions",
-            f"about {fits} frames fit: `--frames {fits}`",
-        )
+def _check_context(loaded: Loaded, prompt_tokens: int, new_tokens: int) -> None:
+    """Refuse a prompt and answer that are longer than the positions the language model was made for."""
+    positions = loaded.model.text_config.max_position_embeddings
+    if prompt_tokens + new_tokens <= positions:
+        return
+    frames, visual = len(loaded.clip.frames), len(loaded.visual.embeds)
+    fits = (positions - new_tokens - prompt_tokens + visual) * frames // visual
+    raise WqError(
+        f"{frames} frames, question and answer need {prompt_tokens + new_tokens} tokens, "
+        f"the model has {positions} positions",
+        f"`--frames {fits}` fits" if fits > 0 else f"lower `--max-new-tokens` (now {new_tokens})",
+    )
 
 
 def _describe(
