@@ -1,0 +1,69 @@
+"""Held-out clips and questions: seeds that training never draws, families asked equally often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wq_cli.scenes.questions import FAMILIES, Question, questions
+from wq_cli.scenes.world import HELD_OUT_SEEDS, World, frame_times, generate, sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MADE_FOR_FRAMES = 16
+QUESTIONS_PER_CLIP = 6
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A rendered held-out clip.
+
+    Attributes:
+        frames: [F, 3, size, size] uint8.
+        pts_seconds: Time of each frame.
+    """
+
+    world: World
+    frames: Tensor
+    pts_seconds: tuple[float, ...]
+
+
+def specifications(count: int, seed: int = 0) -> Iterator[tuple[World, list[Question]]]:
+    """Worlds with up to six questions each, `count` questions in all; the rarest families so far are asked first.
+
+    The same questions fit any number of frames from `MADE_FOR_FRAMES` on.
+    """
+    asked: Counter[str] = Counter({family: 0 for family in FAMILIES})
+    index = seed << 32
+    while count > 0:
+        world = generate(HELD_OUT_SEEDS[index], frames=MADE_FOR_FRAMES)
+        offered = questions(world, HELD_OUT_SEEDS[index], 40)
+        chosen: list[Question] = []
+        for family, _ in reversed(asked.most_common()):
+            candidate = next((question for question in offered if question.family == family), None)
+            if candidate is not None and len(chosen) < min(QUESTIONS_PER_CLIP, count):
+                chosen.append(candidate)
+        asked.update(question.family for question in chosen)
+        count -= len(chosen)
+        index += 1
+        if chosen:
+            yield world, chosen
+
+
+def heldout(n: int, frames: int, seed: int = 0, size: int = 64) -> Iterator[tuple[Clip, list[Question]]]:
+    """Rendered held-out clips with their questions.
+
+    Args:
+        n: Number of questions.
+        frames: Frames per clip, at least `MADE_FOR_FRAMES`.
+        size: Side of a frame in pixels.
+    """
+    from wq_cli.scenes.render import render, to_tensors
+
+    for world, chosen in specifications(n, seed):
+        times = frame_times(world.seconds, frames)
+        pixels = render(**to_tensors(sample(world, times)), size=size)
+        yield Clip(world, (pixels * 255).round().byte(), tuple(times.tolist())), chosen
