@@ -17,7 +17,7 @@ from wq_cli.video.clip import Clip, Limits, VideoInfo
 from wq_cli.video.container import best_stream, open_container
 from wq_cli.video.decode import Decoder
 from wq_cli.video.images import probe_folder, read_folder
-from wq_cli.video.picture import display_size, fit, orientation, to_rgb
+from wq_cli.video.picture import Orientation, display_size, fit, orientation, to_rgb
 from wq_cli.video.sample import choose
 from wq_cli.video.source import open_source, printable
 from wq_cli.video.timeline import Timeline, scan
@@ -31,6 +31,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class _Video:
     info: VideoInfo
+    turn: Orientation
     timeline: Timeline
     decoder: Decoder
     notices: tuple[str, ...]
@@ -94,7 +95,7 @@ def read(
         kept: list[int] = []
         for index, rank, frame in video.decoder.frames(choice.ranks):
             if not found or rank > found[-1]:
-                frames[len(found)] = to_rgb(frame, width, height)
+                frames[len(found)] = to_rgb(frame, video.turn, width, height)
                 found.append(rank)
                 kept.append(index)
             if on_progress:
@@ -156,7 +157,7 @@ def _opened(file: BinaryIO, limits: Limits, name: str) -> Iterator[_Video]:
             frame_count=count,
             start_seconds=timeline.origin_seconds,
         )
-        yield _Video(info, timeline, decoder, notices)
+        yield _Video(info, turn, timeline, decoder, notices)
 
 
 def _first_picture(decoder: Decoder, timeline: Timeline) -> VideoFrame | None:
