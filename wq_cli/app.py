@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -73,14 +74,21 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 done, 1 a failure the user can fix, 2 usage, 3 a bug of wq, 130 interrupted.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
     console.accept_any_text()
     try:
-        code = app(arguments or ["--help"], prog_name="wq", standalone_mode=False) or 0
+        code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of a pipe went away: end quietly, with Typer's own code for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = app(arguments or ["--help"], prog_name="wq", standalone_mode=False) or 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing stdout at exit stays quiet
-        return 0
+        raise
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except WqError as error:
@@ -88,19 +96,24 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(arguments, *_usage_error(error), error.exit_code)
     except Exception as error:
-        what = " ".join(str(error).split())
-        hint = "run again with `--verbose` for the traceback, and report it"
-        code = _fail(arguments, f"unexpected {type(error).__name__}: {what}", hint, EXIT_BUG)
         if {"-v", "--verbose"} & set(_options(arguments)):
-            raise
-        return code
+            traceback.print_exc()
+        what = " ".join(f"unexpected {type(error).__name__}: {error}".split())
+        return _fail(arguments, what, "run again with `--verbose` for the traceback, and report it", EXIT_BUG)
     if code == EXIT_INTERRUPTED:
         return _fail(arguments, "interrupted", None, code)
-    return code
+    return int(code)
 
 
 def _options(arguments: list[str]) -> list[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _command(arguments: list[str]) -> str:
+    """`ask`, or `profiles show`, as far as the line goes."""
+    words = [argument for argument in _options(arguments) if not argument.startswith("-")]
+    is_group = any(group.name == words[0] for group in app.registered_groups) if words else False
+    return " ".join(words[: 2 if is_group else 1])
 
 
 def _fail(arguments: list[str], message: str, hint: str | None, code: int) -> int:
@@ -110,9 +123,8 @@ def _fail(arguments: list[str], message: str, hint: str | None, code: int) -> in
         from wq_cli.report.json import document
         from wq_cli.results import Failure
 
-        command = next((argument for argument in arguments if not argument.startswith("-")), "")
-        sys.stdout.write(document(Failure(command=command, error=message, hint=hint, exit_code=code)))
-        sys.stdout.flush()
+        failure = Failure(command=_command(arguments), error=message, hint=hint, exit_code=code)
+        sys.stdout.write(document(failure))
     return code
 
 

@@ -184,7 +184,7 @@ def _progress_block(console: Console) -> Progress:
     return progress.Progress(
         progress.SpinnerColumn("line" if plain else "dots", finished_text="+" if plain else "✓"),
         progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=24),
+        progress.BarColumn(bar_width=24, complete_style="cyan", pulse_style="cyan"),
         Count(),
         progress.TimeElapsedColumn(),
         console=console,

@@ -152,7 +152,10 @@ def default_name() -> str:
 
 
 def use(name: str) -> Path:
-    """Make `name` the default.
+    """Make a profile the default.
+
+    Args:
+        name: A known name, or the path of a YAML file.
 
     Returns:
         The file that remembers it.
@@ -163,8 +166,12 @@ def use(name: str) -> Path:
     path = config_folder() / "default-profile"
     chosen = load(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{chosen.name}\n", encoding="utf-8")
+    path.write_text(f"{chosen.path.resolve() if _is_path(name) else name}\n", encoding="utf-8")
     return path
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((_SUFFIX, ".yml")) or os.sep in name
 
 
 def find(name: str | None) -> Path:
@@ -177,7 +184,7 @@ def find(name: str | None) -> Path:
         ProfileError: There is none; the hint lists the known names and the nearest one.
     """
     wanted = name or default_name()
-    if wanted.endswith((".yaml", ".yml")) or os.sep in wanted:
+    if _is_path(wanted):
         return Path(wanted)
     known = _catalogue()
     if wanted not in known:

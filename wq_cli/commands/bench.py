@@ -34,10 +34,10 @@ Policies = Annotated[
         metavar="NAMES",
     ),
 ]
-Batch = Annotated[int, opt.option("--batch", "-b", panel=opt.INPUT, help="Copies of the request side by side.")]
-DecodeTokens = Annotated[int, opt.option("--decode-tokens", panel=opt.ANSWER, help="Tokens timed after the first.")]
+Batch = Annotated[int, opt.whole("--batch", "-b", panel=opt.INPUT, help="Copies of the request side by side.")]
+DecodeTokens = Annotated[int, opt.whole("--decode-tokens", panel=opt.ANSWER, help="Tokens timed after the first.")]
 FidelityTokens = Annotated[
-    int, opt.option("--fidelity-tokens", panel=opt.ANSWER, help="Tokens compared with fp16; 0 skips it.")
+    int, opt.whole("--fidelity-tokens", panel=opt.ANSWER, help="Tokens compared with fp16; 0 skips it.")
 ]
 RandomWeights = Annotated[
     bool, opt.option("--random-weights", panel=opt.MODEL, help="The profile's architecture without its weights.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from wq_cli import config, policies, profile
-from wq_cli.commands.parsing import parse_bytes, parse_kv_split, parse_seconds
+from wq_cli.commands.parsing import parse_bytes, parse_kv_split, parse_number, parse_seconds, parse_whole
 from wq_cli.errors import unknown_name
 
 INPUT, MODEL, QUANTIZATION, ANSWER, OUTPUT = "Input", "Model", "Quantization", "Answer", "Output"
@@ -19,6 +19,16 @@ def option(*names: str, panel: str, help: str, metavar: str = "N", choices: Any 
     if choices:
         help, metavar = f"{help}: {', '.join(get_args(choices))}.", "NAME"
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **extra)
+
+
+def whole(*names: str, **how: Any) -> Any:
+    """An option that takes a whole number."""
+    return option(*names, parser=parse_whole, **how)
+
+
+def number(*names: str, **how: Any) -> Any:
+    """An option that takes a number."""
+    return option(*names, parser=parse_number, **how)
 
 
 def _use_profile(ctx: typer.Context, name: str | None) -> str | None:
@@ -46,8 +56,8 @@ def complete_policy(incomplete: str) -> list[str]:
 
 Video = Annotated[str, typer.Argument(metavar="VIDEO", help="Video file.", show_default=False)]
 
-Frames = Annotated[int | None, option("--frames", "-n", panel=INPUT, help="Frames to take; the profile says how many.")]
-Fps = Annotated[float | None, option("--fps", panel=INPUT, help="Frames to take per second, instead.")]
+Frames = Annotated[int | None, whole("--frames", "-n", panel=INPUT, help="Frames to take; the profile says how many.")]
+Fps = Annotated[float | None, number("--fps", panel=INPUT, help="Frames to take per second, instead.")]
 Start = Annotated[
     float | None,
     option("--start", panel=INPUT, help="Where to begin: 90, 1:30, 0:01:30.5.", parser=parse_seconds, metavar="TIME"),
@@ -88,8 +98,8 @@ Policy = Annotated[
         autocompletion=complete_policy,
     ),
 ]
-Window = Annotated[int, option("--window", "-w", panel=QUANTIZATION, help="Visual tokens per window.")]
-Alpha = Annotated[float, option("--alpha", panel=QUANTIZATION, help="Shape of the thresholds (eqs 10, 11).")]
+Window = Annotated[int, whole("--window", "-w", panel=QUANTIZATION, help="Visual tokens per window.")]
+Alpha = Annotated[float, number("--alpha", panel=QUANTIZATION, help="Shape of the thresholds (eqs 10, 11).")]
 ScoreNorm = Annotated[
     config.ScoreNorm, option("--score-norm", panel=QUANTIZATION, help="Scaling of the scores", choices=config.ScoreNorm)
 ]
@@ -106,7 +116,7 @@ Sensitivity = Annotated[
     ),
 ]
 Bits = Annotated[
-    float | None, option("--bits", panel=QUANTIZATION, help="Budget in average bits; replaces the thresholds.")
+    float | None, number("--bits", panel=QUANTIZATION, help="Budget in average bits; replaces the thresholds.")
 ]
 KvMemory = Annotated[
     int | None,
@@ -138,10 +148,10 @@ ZeroPoint = Annotated[
 KvDtype = Annotated[
     config.Dtype, option("--kv-dtype", panel=QUANTIZATION, help="What is not quantized", choices=config.Dtype)
 ]
-Seed = Annotated[int, option("--seed", panel=QUANTIZATION, help="For the random policy and for --temperature.")]
+Seed = Annotated[int, whole("--seed", panel=QUANTIZATION, help="For the random policy and for --temperature.")]
 
-MaxNewTokens = Annotated[int, option("--max-new-tokens", panel=ANSWER, help="Longest answer, in tokens.")]
-Temperature = Annotated[float, option("--temperature", "-t", panel=ANSWER, help="0 always takes the likeliest token.")]
+MaxNewTokens = Annotated[int, whole("--max-new-tokens", panel=ANSWER, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, number("--temperature", "-t", panel=ANSWER, help="0 always takes the likeliest token.")]
 QuestionAfterCache = Annotated[
     bool, option("--question-after-cache", panel=ANSWER, help="Quantize first, then read the question.")
 ]

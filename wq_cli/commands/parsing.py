@@ -1,7 +1,8 @@
-"""Times, sizes and width pairs as typed on a command line."""
+"""Numbers, times, sizes and width pairs as typed on a command line (or as found in a profile)."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import typer
@@ -11,6 +12,25 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+
+
+def parse_whole(value: str | int) -> int:
+    """`32`."""
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"`{value}` is not a whole number") from None
+
+
+def parse_number(value: str | float) -> float:
+    """`3.2`; infinity and NaN are no numbers here."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"`{value}` is not a number")
+    return number
 
 
 def parse_seconds(text: str) -> float:

@@ -20,10 +20,10 @@ $ wq scenes make clip.mp4
 $ wq scenes make clip.mp4 --seed 7 --seconds 20 --json"""
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Video to write, such as clip.mp4.", show_default=False)]
-Seed = Annotated[int, opt.option("--seed", panel=opt.INPUT, help="Another seed, another clip.")]
-Seconds = Annotated[float, opt.option("--seconds", panel=opt.INPUT, help="Length of the clip.")]
-Fps = Annotated[float, opt.option("--fps", panel=opt.INPUT, help="Frames per second.")]
-Size = Annotated[int, opt.option("--size", panel=opt.INPUT, help="Width and height in pixels.")]
+Seed = Annotated[int, opt.whole("--seed", panel=opt.INPUT, help="Another seed, another clip.")]
+Seconds = Annotated[float, opt.number("--seconds", panel=opt.INPUT, help="Length of the clip.")]
+Fps = Annotated[float, opt.number("--fps", panel=opt.INPUT, help="Frames per second.")]
+Size = Annotated[int, opt.whole("--size", panel=opt.INPUT, help="Width and height in pixels.")]
 
 
 @dataclass(frozen=True)

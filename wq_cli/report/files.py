@@ -16,13 +16,14 @@ def check_target(path: Path) -> None:
     Raises:
         WqError: Its folder is missing or not writable, or the path is a folder.
     """
-    folder = path.resolve().parent
-    if path.is_dir():
-        raise WqError(f"cannot write `{path}`: it is a folder")
-    if not folder.is_dir():
-        raise WqError(f"cannot write `{path}`: there is no folder `{folder}`")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise WqError(f"cannot write `{path}`: permission denied")
+    with _readable(path):
+        folder = path.resolve().parent
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if not folder.is_dir():
+            raise FileNotFoundError(None, f"there is no folder `{folder}`")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(None, "permission denied")
 
 
 def write(path: Path, data: bytes) -> None:
@@ -31,12 +32,19 @@ def write(path: Path, data: bytes) -> None:
     Raises:
         WqError: The file cannot be written; what was there before is still there.
     """
-    try:
+    with _readable(path):
         if path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
             with _replaced(path.resolve()) as part:
                 part.write_bytes(data)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """The system's errors in the words of ours."""
+    try:
+        yield
     except OSError as error:
         raise WqError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
 

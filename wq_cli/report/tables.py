@@ -14,7 +14,7 @@ from wq_cli.report import format
 from wq_cli.report.format import Glyphs
 from wq_cli.results import WindowResult
 
-MOST_ROWS = 24
+MOST_ROWS = 32
 GROUPED_ROWS = 16
 MARKED = 3
 _BAR_CELLS = 10
