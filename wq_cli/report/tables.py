@@ -17,7 +17,6 @@ from wq_cli.results import WindowResult
 MOST_ROWS = 32
 GROUPED_ROWS = 16
 MARKED = 3
-_BAR_CELLS = 10
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,21 @@ def window_table(
 
     More than `MOST_ROWS` windows are put together by time, unless `every_row`.
     """
-    per_row = 1 if every_row or len(windows) <= MOST_ROWS else -(-len(windows) // GROUPED_ROWS)
-    rows = [_Row(windows[start : start + per_row]) for start in range(0, len(windows), per_row)]
+    count = len(windows)
+    is_grouped = count > MOST_ROWS and not every_row
+    parts = GROUPED_ROWS if is_grouped else count
+    rows = [_Row(windows[part * count // parts : (part + 1) * count // parts]) for part in range(parts)]
     top = most_relevant(windows)
     drawn = shares(windows)
     has_scores = any(window.similarity is not None for window in windows)
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("window" if per_row == 1 else "windows", justify="right", no_wrap=True)
+    table.add_column("windows" if is_grouped else "window", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     if has_scores:
         table.add_column("similarity", justify="right", no_wrap=True)
         table.add_column("relevance", no_wrap=True)
-    table.add_column(f"bits {glyphs.times} {'layers' if per_row == 1 else 'layer-windows'}")
+    table.add_column(f"bits {glyphs.times} {'layer-windows' if is_grouped else 'layers'}")
     for row, width_cell in zip(rows, _width_cells(rows, glyphs), strict=True):
         is_top = any(window in top for window in row.windows)
         cells: list[str | Text] = [
@@ -85,7 +86,7 @@ def window_table(
             format.span(row.windows[0].start_seconds, row.windows[-1].end_seconds, duration_seconds, glyphs),
         ]
         if has_scores:
-            cells += [_similarity(row), _relevance_bar(row, drawn, glyphs)]
+            cells += [_similarity(row), _relevance_bar(row, drawn, 6 if is_grouped else 10, glyphs)]
         table.add_row(*cells, width_cell, style="bold" if is_top else "")
     return table
 
@@ -94,16 +95,16 @@ def _similarity(row: _Row) -> str:
     return "" if row.best is None else f"{row.best.similarity:.4f}"
 
 
-def _relevance_bar(row: _Row, drawn: dict[int, float], glyphs: Glyphs) -> Text:
-    """A bar and the number; the role where a window takes no part."""
+def _relevance_bar(row: _Row, drawn: dict[int, float], cells: int, glyphs: Glyphs) -> Text:
+    """A bar of some cells and the number; the role where a window takes no part."""
     best = row.best
     if best is None or best.relevance is None:
         return Text(row.windows[0].role if len(row.windows) == 1 else "", style="dim")
     share = drawn[best.index]
-    full = round(share * _BAR_CELLS)
+    full = round(share * cells)
     return Text.assemble(
         (glyphs.bar * full, format.ramp(share)),
-        (glyphs.track * (_BAR_CELLS - full), "dim"),
+        (glyphs.track * (cells - full), "dim"),
         f" {best.relevance:.2f}",
     )
 

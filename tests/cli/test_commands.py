@@ -1,0 +1,141 @@
+"""`profiles`, `doctor`, `scenes`, and files written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from wq_cli.app import main
+from wq_cli.errors import WqError
+from wq_cli.report import files
+from wq_cli.report.json import document
+from wq_cli.results import Failure
+
+
+def ran_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main([*arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schema_version"] == 1
+    assert (
+        shown["command"]
+        == " ".join(word for word in arguments[:2] if not word.startswith("-"))[: len(shown["command"])]
+    )
+    return shown
+
+
+def test_profiles_list_marks_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["profiles", "use", "llava-onevision-0.5b"])
+    capsys.readouterr()
+    shown = ran_json(capsys, "profiles", "list")
+    rows = {row["name"]: row for row in shown["profiles"]}
+    assert [name for name, row in rows.items() if row["is_default"]] == ["llava-onevision-0.5b"]
+    assert rows["llava-onevision-7b"]["model"] == "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+    assert main(["profiles", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("▶")] == ["llava-onevision-0.5b"]
+
+
+def test_profiles_list_survives_a_broken_one(config_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (config_home / "profiles").mkdir()
+    (config_home / "profiles" / "broken.yaml").write_text("[")
+    rows = {row["name"]: row for row in ran_json(capsys, "profiles", "list")["profiles"]}
+    assert rows["broken"]["model"] is None
+    assert "wq profiles validate broken" in rows["broken"]["description"]
+
+
+def test_profiles_show_explains_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles", "show", "demo"]) == 0
+    shown = capsys.readouterr().out
+    assert "visual tokens per window" in shown
+    assert ran_json(capsys, "profiles", "show", "demo")["values"]["window"] == 32
+
+
+def test_profiles_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("name: a\ndescription: b\nmodel: c\nwidow: 3\nframes: 0\n")
+    assert main(["profiles", "validate", str(path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "unknown key `widow`, did you mean `window`?",
+        "`frames` must be a whole number from 1, not `0`",
+    ]
+    assert main(["profiles", "validate", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["is_valid"] is False
+    assert ran_json(capsys, "profiles", "validate", "demo")["is_valid"] is True
+
+
+def test_doctor_names_versions_device_and_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    shown = ran_json(capsys, "doctor", "--device", "cpu")
+    assert shown["versions"]["torch"] == version("torch")
+    assert (shown["device"], shown["dtype"], shown["backend"]) == ("cpu", "float32", "torch")
+    assert "cpu" in shown["backend_reason"]
+    assert shown["memory_total_bytes"] > shown["memory_free_bytes"] > 0
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert version("transformers") in capsys.readouterr().out
+
+
+def test_doctor_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cuda:77"]) == 1
+    assert "`cuda:77`" in capsys.readouterr().err
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    target.write_text("before")
+    files.write(target, b"after")
+    assert target.read_bytes() == b"after"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_new_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        files.write(tmp_path / "a.json", b"x")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o644
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.json"
+    target.write_text("before")
+
+    def full(self: Path, data: bytes) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(WqError, match=r"cannot write .*: no space left on device"):
+        files.write(target, b"after")
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    target, link = tmp_path / "a.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    files.write(link, b"x")
+    assert link.is_symlink() and target.read_bytes() == b"x"
+    files.write(Path("/dev/null"), b"x")
+    assert not Path("/dev/null").is_file()
+
+
+def test_json_is_ascii_and_has_no_nan() -> None:
+    text = document(Failure("ask", "一\udcff", None, 1))
+    assert text.isascii()
+    assert json.loads(text)["error"] == "一\udcff"
+
+    from dataclasses import dataclass
+
+    @dataclass
+    class Odd:
+        values: tuple[float, ...]
+        by_bits: dict[int, float]
+
+    text = document(Odd((float("nan"), float("inf"), 1.5), {16: float("-inf")}))
+    assert json.loads(text) == {"schema_version": 1, "values": [None, None, 1.5], "by_bits": {"16": None}}
