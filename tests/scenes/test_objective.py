@@ -98,13 +98,15 @@ def test_labels_are_the_answers_and_nothing_else(untrained: Any, packed: Any, cl
         for column, question in enumerate(asked):
             mine = batch["segment"][row] == column + 1
             label = batch["label"][row][mine]
-            assert tokenizer.decode(label[label != IGNORED][:-1]) == tokenizer.decode(tokenizer(question.answer)["input_ids"])
+            assert tokenizer.decode(label[label != IGNORED][:-1]) == tokenizer.decode(
+                tokenizer(question.answer)["input_ids"]
+            )
             assert int(batch["position"][row][mine][0]) == 2 + 16 * FRAMES + 1
 
 
 def test_eq8_features_are_means_of_normalised_rows(untrained: Any, packed: Any, clips: Any, result: Result) -> None:
     model, tokenizer = untrained
-    _, _, shape, frames = packed
+    frames = packed[3]
     with torch.no_grad():
         tokens = visual_features(model, frames[:FRAMES]).double()
         ids = torch.tensor(tokenizer(clips[0][1][0].text)["input_ids"])

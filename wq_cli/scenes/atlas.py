@@ -1,4 +1,4 @@
-"""The sprite sheet: drawn once from Noto Color Emoji by `python -m wq_cli.scenes.atlas FONT.ttf`, then read as numbers."""
+"""The sprite sheet: drawn once from Noto Color Emoji by `python -m wq_cli.scenes.atlas FONT.ttf`, then only read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ATLAS = ASSETS / "atlas.png"
 @cache
 def load() -> NDArray[np.float32]:
     """Sprites [len(SPRITES), 4, CELL, CELL], RGBA in [0, 1]; colour is premultiplied by alpha."""
-    sheet = np.asarray(Image.open(ATLAS).convert("RGBA"), dtype=np.float32) / 255
+    sheet = np.asarray(Image.open(ATLAS).convert("RGBA")).astype(np.float32) / np.float32(255)
     rows = sheet.shape[0] // CELL
     cells = sheet.reshape(rows, CELL, COLUMNS, CELL, 4).transpose(0, 2, 4, 1, 3).reshape(-1, 4, CELL, CELL)
-    sprites = cells[: len(SPRITES)].copy()
+    sprites: NDArray[np.float32] = np.array(cells[: len(SPRITES)], np.float32)
     sprites[:, :3] *= sprites[:, 3:]
     return sprites
 

@@ -1,7 +1,7 @@
 """Training batches as arrays: worlds for the renderer, and all questions of a clip packed into one text stretch.
 
-Layout of one sequence: [<|im_start|> user | visual tokens | newline | question 1 + answer 1 | question 2 + answer 2 ...].
-Every question sees the part before the first bar line and itself, and counts its positions from the end of the video, so
+Layout of one sequence: [<|im_start|> user, visual tokens, newline | question 1, answer 1 | question 2, answer 2 | ...].
+Every question sees the part before the first bar and itself, and counts its positions from the end of the video, so
 that it is computed exactly as if it stood alone.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from wq_cli.scenes.world import TRAINING_SEEDS, FrameArrays, World, frame_times,
 IGNORED = -100
 CONTENT_WORDS = (*EMOJI, *SHAPES, *COLOURS, *(plural(noun) for noun in (*EMOJI, *SHAPES)))
 
-Batch = dict[str, NDArray[np.generic]]
+Batch = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Packer:
     def _content_index(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(CONTENT_WORDS)}
 
-    def batch(self, clips: Sequence[tuple[World, Sequence[Question]]], shape: Shape, noise: Random | None = None) -> Batch:
+    def batch(
+        self, clips: Sequence[tuple[World, Sequence[Question]]], shape: Shape, noise: Random | None = None
+    ) -> Batch:
         """Arrays of a batch; questions that do not fit the shape are left out.
 
         Args:
@@ -92,7 +95,7 @@ class Packer:
             self._write_questions({name: array[row] for name, array in arrays.items()}, asked, shape, times, noise)
             self._write_shown(arrays["shown"][row], world, times)
         relevant = arrays["relevant"]
-        arrays["ranked"] = relevant.any(-1) & ~relevant.all(-1)
+        arrays["ranked"] = np.logical_and(relevant.any(-1), ~relevant.all(-1))
         arrays["shown"] = arrays["shown"].reshape(-1, len(CONTENT_WORDS))
         for field in fields(FrameArrays):
             arrays[field.name] = np.concatenate([getattr(frames, field.name) for frames in drawn])
@@ -124,7 +127,7 @@ class Packer:
                 row["relevant"][used] |= (times >= begin) & (times < end)
             start, used = stop, used + 1
 
-    def _write_shown(self, shown: NDArray[np.generic], world: World, times: NDArray[np.float64]) -> None:
+    def _write_shown(self, shown: NDArray[np.bool_], world: World, times: NDArray[np.float64]) -> None:
         for scene in world.scenes:
             for actor in scene.actors:
                 begin, end = scene.visible_seconds(actor)

@@ -75,8 +75,8 @@ def window_aucs(scores: Tensor, relevant: Tensor) -> list[float]:
     """
     size = WINDOW_TOKENS // TOKENS_PER_FRAME
     whole = scores.shape[-1] // size * size
-    by_window = scores[..., :whole].flatten(0, 1).unflatten(-1, (-1, size)).mean(-1)
-    wanted = relevant[..., :whole].flatten(0, 1).unflatten(-1, (-1, size)).any(-1)
+    by_window = scores[..., :whole].reshape(-1, whole // size, size).mean(-1)
+    wanted = relevant[..., :whole].reshape(-1, whole // size, size).any(-1)
     areas = []
     for score, mask in zip(by_window, wanted, strict=True):
         inside, outside = score[mask], score[~mask]

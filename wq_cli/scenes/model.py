@@ -180,7 +180,8 @@ def visual_features(model: LlavaOnevisionForConditionalGeneration, frames: Tenso
     hidden = tower.encoder(inputs_embeds=tower.embeddings(frames)).last_hidden_state  # LLaVA skips the last norm
     hidden = model.model.multi_modal_projector(hidden)
     side = IMAGE_SIZE // PATCH_SIZE // 2
-    return hidden.view(len(frames), side, 2, side, 2, -1).mean(dim=(2, 4)).flatten(1, 2)
+    pooled: Tensor = hidden.view(len(frames), side, 2, side, 2, -1).mean(dim=(2, 4)).flatten(1, 2)
+    return pooled
 
 
 if __name__ == "__main__":

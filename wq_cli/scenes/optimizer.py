@@ -1,4 +1,4 @@
-"""Muon for the matrices of the layers, AdamW for the rest; every number lives on the device, so that a CUDA graph fits."""
+"""Muon for the matrices of the layers, AdamW for the rest; all numbers live on the device, as a CUDA graph needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MuonAdamW:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.learning_rate = torch.zeros((), device=device)
-        matrices: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        matrices: dict[torch.Size, list[Tensor]] = defaultdict(list)
         decayed: list[nn.Parameter] = []
         plain: list[nn.Parameter] = []
         for name, parameter in module.named_parameters():
@@ -55,7 +55,7 @@ class MuonAdamW:
             update = orthogonalise(gradient.lerp(momentum, MOMENTUM))
             update = update * (self.learning_rate * 0.2 * math.sqrt(max(update.shape[1:])))
             torch._foreach_mul_(group, 1 - self.learning_rate * WEIGHT_DECAY)
-            torch._foreach_sub_(group, list(update.unbind()))
+            torch._foreach_sub_(group, [*update.unbind()])
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -75,4 +75,5 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
+    return result

@@ -1,4 +1,4 @@
-"""Questions about a world with their answers, in families named after MVBench's tasks (Li et al. 2024, arXiv 2311.17005).
+"""Questions about a world with their answers, in families named after MVBench's tasks (Li et al. 2024, 2311.17005).
 
 The answer to a multiple-choice question is the text of the right option, never its letter.
 """
@@ -199,11 +199,11 @@ def _count(world: World, rng: Random) -> Question | None:
         index = rng.randrange(len(world.scenes))
         scene = world.scenes[index]
         kinds = rng.random() < 0.3
-        number = len(scene.actors) if kinds else sum(actor.copies for actor in scene.actors)
+        number = NUMBERS[len(scene.actors) if kinds else sum(actor.copies for actor in scene.actors)]
         place = f" in {_scene_name(rng, index)}" if len(world.scenes) > 1 else ""
         text = f"how many {'kinds of things' if kinds else 'things'} are there{place}?"
         relevant = ((scene.start_seconds, scene.end_seconds),) if place else ()
-        return Question("MC", text, NUMBERS[number], _pick(rng, NUMBERS[number], NUMBERS[1:5]), relevant)
+        return Question("MC", text, number, _pick(rng, number, NUMBERS[1:5]), relevant)
     several = [pair for pair in _cast(world) if pair[1].copies > 1]
     single = [pair for pair in _cast(world) if pair[1].copies == 1]
     pool = several if several and (not single or rng.random() < 0.8) else single if rng.random() < 0.35 else []
@@ -236,7 +236,7 @@ def _repeats(world: World, rng: Random) -> Question | None:
     if not acting:
         return None
     scene, actor = max(rng.sample(acting, len(acting)), key=lambda pair: pair[1].repeats * rng.random())
-    if actor.repeats == 1 and rng.random() < 0.5:
+    if actor.repeats == 1 and rng.random() < 0.75:
         return None
     action, number = actor.action, NUMBERS[actor.repeats]
     if rng.random() < 0.2:
@@ -284,8 +284,10 @@ def _when(world: World, rng: Random) -> Question | None:
     form = rng.random()
     if form < 0.45:
         answer = f"scene {NUMBERS[index + 1]}"
-        text = rng.choice((f"in which scene {do} {the} appear?", f"in which scene {'is' if do == 'does' else 'are'} {the}?",
-                           f"which scene shows {the}?"))  # fmt: skip
+        be = "is" if actor.copies == 1 else "are"
+        text = rng.choice(
+            (f"in which scene {do} {the} appear?", f"in which scene {be} {the}?", f"which scene shows {the}?")
+        )
         options = _pick(rng, answer, [f"scene {NUMBERS[i + 1]}" for i in range(len(world.scenes))])
         return Question("AL", text, answer, options, relevant, actor.noun)
     if form < 0.75:
@@ -293,7 +295,13 @@ def _when(world: World, rng: Random) -> Question | None:
         part = [name for low, high, name in _PARTS if low <= middle <= high]
         if not part:
             return None
-        text = rng.choice((f"when {do} {the} appear?", f"when do you see {the}?", f"when {'is' if do == 'does' else 'are'} {the} shown?"))
+        text = rng.choice(
+            (
+                f"when {do} {the} appear?",
+                f"when do you see {the}?",
+                f"when {'is' if do == 'does' else 'are'} {the} shown?",
+            )
+        )
         return Question("AL", text, part[0], _pick(rng, part[0], [name for *_, name in _PARTS]), relevant, actor.noun)
     if actor.action is Action.APPEAR or world.seconds != int(world.seconds):
         return None
@@ -313,7 +321,9 @@ def _scene_change(world: World, rng: Random) -> Question | None:
     count = len(world.scenes)
     form = rng.random()
     if form < 0.3:
-        text = rng.choice(("how many scenes are there?", "how many scenes does the video have?", "how many scenes do you see?"))
+        text = rng.choice(
+            ("how many scenes are there?", "how many scenes does the video have?", "how many scenes do you see?")
+        )
         return Question("ST", text, NUMBERS[count], _pick(rng, NUMBERS[count], NUMBERS[1:5]))
     if form < 0.5:
         text = rng.choice(("how many times does the scene change?", "how often does the background change?",
@@ -362,7 +372,11 @@ def _state_change(world: World, rng: Random) -> Question | None:
         end = actor.colour_after is not None and rng.random() < 0.5
         answer = (actor.colour_after if end else actor.colour) or ""
         be = "is" if actor.copies == 1 else "are"
-        when = "" if not actor.colour_after else rng.choice((" at the end", " in the end") if end else (" at first", " at the start"))
+        when = (
+            ""
+            if not actor.colour_after
+            else rng.choice((" at the end", " in the end") if end else (" at first", " at the start"))
+        )
         text = f"what {rng.choice(('colour', 'color'))} {be} the {noun}{when}?"
         return Question("SC", text, answer, _pick(rng, answer, list(COLOURS)), _seen(subject), noun)
     action = rng.choice((Action.GROW, Action.SHRINK, Action.RECOLOUR, Action.DISAPPEAR, Action.SPIN))
@@ -370,7 +384,9 @@ def _state_change(world: World, rng: Random) -> Question | None:
     if len(doing) != 1:
         return None
     actor = doing[0][1]
-    verb = {Action.GROW: ("grows", "gets bigger"), Action.SHRINK: ("shrinks", "gets smaller")}.get(action, (action.singular,))
+    verb = {Action.GROW: ("grows", "gets bigger"), Action.SHRINK: ("shrinks", "gets smaller")}.get(
+        action, (action.singular,)
+    )
     text = f"{rng.choice(('which thing', 'what'))} {rng.choice(verb)}?"
     return Question("SC", text, _the(actor), _pick(rng, _the(actor), _other_things(world, rng, actor)))
 
@@ -392,7 +408,9 @@ def _fine_action(world: World, rng: Random) -> Question | None:
         return None
     scene, actor = rng.choice(pairs)
     the, do = _the(actor), _do(actor)
-    text = rng.choice((f"what {do} {the} do?", f"what {'is' if do == 'does' else 'are'} {the} doing?", f"what happens to {the}?"))
+    text = rng.choice(
+        (f"what {do} {the} do?", f"what {'is' if do == 'does' else 'are'} {the} doing?", f"what happens to {the}?")
+    )
     others = [action.singular if actor.copies == 1 else action.plural for action in Action]
     return Question("FA", text, actor.verb, _pick(rng, actor.verb, others), _seen((scene, actor)), actor.noun)
 

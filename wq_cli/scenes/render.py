@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 
 import torch
@@ -15,9 +14,12 @@ from wq_cli.scenes.world import FrameArrays
 SUPERSAMPLING = 2
 
 
-def to_tensors(arrays: FrameArrays, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The fields of `FrameArrays` as tensors on a device."""
-    return {field.name: torch.from_numpy(getattr(arrays, field.name)).to(device) for field in fields(arrays)}
+def to_tensors(arrays: FrameArrays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first four arguments of `render`, without layers that are empty in all frames."""
+    used = int(arrays.pose[..., 4].any(axis=0).sum())  # layers are filled from the first on
+    layers = (torch.from_numpy(array[:, :used]) for array in (arrays.sprite, arrays.pose, arrays.tint))
+    sprite, pose, tint = layers
+    return sprite, pose, tint, torch.from_numpy(arrays.background)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,17 +33,20 @@ class Clip:
 
 
 def specifications(count: int, seed: int = 0) -> Iterator[tuple[World, list[Question]]]:
-    """Worlds with up to six questions each, `count` questions in all; the rarest families so far are asked first.
+    """Worlds with up to six questions each, `count` questions in all, equally many of every family (up to rounding).
 
     The same questions fit any number of frames from `MADE_FOR_FRAMES` on.
     """
-    asked: Counter[str] = Counter({family: 0 for family in FAMILIES})
+    asked: Counter[str] = Counter(dict.fromkeys(FAMILIES, 0))
+    quota = math.ceil(count / len(FAMILIES))
     index = seed << 32
     while count > 0:
         world = generate(HELD_OUT_SEEDS[index], frames=MADE_FOR_FRAMES)
         offered = questions(world, HELD_OUT_SEEDS[index], 40)
         chosen: list[Question] = []
-        for family, _ in reversed(asked.most_common()):
+        for family, times in reversed(asked.most_common()):
+            if times == quota:
+                continue
             candidate = next((question for question in offered if question.family == family), None)
             if candidate is not None and len(chosen) < min(QUESTIONS_PER_CLIP, count):
                 chosen.append(candidate)
@@ -65,5 +69,5 @@ def heldout(n: int, frames: int, seed: int = 0, size: int = 64) -> Iterator[tupl
 
     for world, chosen in specifications(n, seed):
         times = frame_times(world.seconds, frames)
-        pixels = render(**to_tensors(sample(world, times)), size=size)
+        pixels = render(*to_tensors(sample(world, times)), size)
         yield Clip(world, (pixels * 255).round().byte(), tuple(times.tolist())), chosen

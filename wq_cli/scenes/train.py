@@ -1,7 +1,7 @@
-"""Trains the demo model for a stretch of minutes: `python -m wq_cli.scenes.train --minutes 8.3 --out DIR [--resume DIR]`.
+"""Trains the demo model for some minutes: `python -m wq_cli.scenes.train --minutes 8.3 --out DIR [--resume DIR]`.
 
 Worlds and questions come from worker processes, frames are drawn on the device. On a GPU the whole step, drawing to
-optimizer, is one CUDA graph per number of frames, because launching its kernels one by one takes longer than running them.
+optimizer, is one CUDA graph per number of frames: launching kernel by kernel would take longer than running them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Stepper:
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         kept = [tensor.clone() for tensor in (self.optimizer.learning_rate, self.families, self.losses)]
         self.optimizer.learning_rate.zero_()  # warming up must not move the weights
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -222,7 +222,7 @@ class Stretch:
         self.first_step = sum(stretch["steps"] for stretch in self.history["stretches"])
         self.schedule = Schedule(recipe, resume is not None)
         self.packer = Packer(self.tokenizer)
-        self.weights = {family: 1.0 for family in FAMILIES}
+        self.weights = dict.fromkeys(FAMILIES, 1.0)
         self.curve: list[dict[str, Any]] = []
         self.steps = 0
 
@@ -274,7 +274,7 @@ class Stretch:
             stepper.run(batch, Shape(clips, frames, batch["ids"].shape[1], questions))
             self.steps += 1
             if self.device.type == "cuda":
-                running.append(torch.cuda.Event())
+                running.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 running[-1].record()
                 if len(running) > IN_FLIGHT:
                     running.popleft().synchronize()

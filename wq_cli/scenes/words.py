@@ -14,25 +14,25 @@ ROLES = ("user", "assistant", "system")
 CLIPS_READ = 1500
 
 # Fillers of real questions; training sprinkles them over its own so that they carry no meaning.
-EVERYDAY = tuple(
-    """
-    a about actually after again all also always an and animal animals any anybody anyone anything are around as at away
-    back be because become becomes been before begin beginning behind being between big bigger bit both bottom but by
-    came camera can change clip close come comes could day different do does doing done during each else end ends ever
-    every everything exactly explain fast film find finish follow following food for frame frames from front full
-    get gets give given go goes going good got had happen happened happening happens has have having he hello her here
-    hey hi his how i if image in inside into is it item items its itself just know last later leave left less let like
-    list little long look looking looks lot made make many maybe me mean meet mention might moment more most move
-    movement moves movie moving much must my name near need new next no not nothing now number object objects of off often
-    ok on once only or other our out over own part person picture place please point quickly really right same
-    saw say scene scenes screen second seconds see seem seen she shot should show showed showing shown shows side since
-    slowly small smaller so some somebody someone something soon start starts stay still stop story summarize
-    summary sure take tell than thank thanks that the their them then there these they thing things think this those
-    through time times to together top toward towards turn turns two under until up us use very video videos visible
-    want was watch watching way we well were what when where whether which while who whole whose why will with word
-    words would write yes you your
-    """.split()
-)
+_EVERYDAY_TEXT = """
+    a about actually after again all also always an and animal animals any anybody anyone anything are around as
+    at away back be because become becomes been before begin beginning behind being between big bigger bit both
+    bottom but by came camera can change clip close come comes could day different do does doing done during
+    each else end ends ever every everything exactly explain fast film find finish follow following food for
+    frame frames from front full get gets give given go goes going good got had happen happened happening
+    happens has have having he hello her here hey hi his how i if image in inside into is it item items its
+    itself just know last later leave left less let like list little long look looking looks lot made make many
+    maybe me mean meet mention might moment more most move movement moves movie moving much must my name near
+    need new next no not nothing now number object objects of off often ok on once only or other our out over
+    own part person picture place please point quickly really right same saw say scene scenes screen second
+    seconds see seem seen she shot should show showed showing shown shows side since slowly small smaller so
+    some somebody someone something soon start starts stay still stop story summarize summary sure take tell
+    than thank thanks that the their them then there these they thing things think this those through time times
+    to together top toward towards turn turns two under until up us use very video videos visible want was watch
+    watching way we well were what when where whether which while who whole whose why will with word words would
+    write yes you your
+"""
+EVERYDAY = tuple(_EVERYDAY_TEXT.split())
 
 
 @cache

@@ -6,12 +6,24 @@ Coordinates are fractions of the frame (x to the right, y down), times are secon
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wq_cli.scenes.things import BACKGROUNDS, COLOURS, EMOJI, INTERACTIONS, MOVES, ROUND, SHAPES, SPRITES, Action, plural
+from wq_cli.scenes.things import (
+    BACKGROUNDS,
+    COLOURS,
+    EMOJI,
+    INTERACTIONS,
+    MOVES,
+    ROUND,
+    SHAPES,
+    SPRITES,
+    Action,
+    plural,
+)
 
 LAYERS = 4
 MAX_SCENES = 4
@@ -143,7 +155,7 @@ def generate(seed: int, *, frames: int = 16, seconds: float | None = None, diffi
     cuts = _cuts(rng, length, min(scene_count, MAX_SCENES), MIN_FRAMES_PER_SCENE * length / frames)
     used: set[str] = set()
     scenes: list[Scene] = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         actors, interaction = _cast(rng, used, (end - start) * frames / length, difficulty)
         colours = {actor.colour for actor in actors} | {actor.colour_after for actor in actors}
         banned = colours | {scenes[-1].background if scenes else None} | ({"yellow"} if "white" in colours else set())
@@ -236,7 +248,9 @@ def _actor(rng: Random, used: set[str], cells: list[tuple[float, float, float, f
         used.add(f"{colour_after} {SPRITES[sprite]}")
     left, top, right, bottom = cells[0]
     room = min(right - left, bottom - top)
-    size = rng.uniform(0.36, 0.52) if room == 1 else rng.uniform(0.3, 0.36) if len(cells) < 3 else rng.uniform(0.28, 0.33)
+    size = (
+        rng.uniform(0.36, 0.52) if room == 1 else rng.uniform(0.3, 0.36) if len(cells) < 3 else rng.uniform(0.28, 0.33)
+    )
     if room < 1 and (right - left) + (bottom - top) == 1:
         size = rng.uniform(0.27, 0.32)
     direction, shift = _offsets(rng, action, right - left, bottom - top, size)
@@ -248,11 +262,16 @@ def _actor(rng: Random, used: set[str], cells: list[tuple[float, float, float, f
         tuple(_path(cell, direction, shift) for cell in cells),
         size,
         tilt_degrees=rng.uniform(-8, 8),
-        repeats=rng.randint(1, most_repeats) if action in (Action.BLINK, Action.JUMP) else 0,
+        repeats=_repeats(rng, most_repeats) if action in (Action.BLINK, Action.JUMP) else 0,
         onset=rng.uniform(0.4, 0.6),
         colour_after=colour_after,
         turn_degrees=rng.choice((-1, 1)) * rng.uniform(250, 400),
     )
+
+
+def _repeats(rng: Random, most: int) -> int:
+    """More often many than few, because short scenes only have room for one."""
+    return rng.choices(range(1, most + 1), range(1, most + 1))[0]
 
 
 def _offsets(
