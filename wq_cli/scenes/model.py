@@ -162,6 +162,7 @@ def save(
         if size > MAX_BYTES:
             raise ValueError(f"weights take {size} bytes, more than {MAX_BYTES}")
         for file in sorted(Path(scratch).iterdir()):
+            file.chmod(0o644)  # safetensors keeps others from reading
             os.replace(file, path / file.name)
 
 
