@@ -14,11 +14,15 @@ class Limits:
 
     Attributes:
         max_frames_walked: Pictures looked at in one file, decoded or not (`--max-frames-walked`).
-        max_pixels: Pixels of one picture, before and after it is made square (`--max-pixels`).
+        max_pixels: Pixels of one picture, as stored and as shown (`--max-pixels`).
+        max_frames: Frames of one clip (`--max-frames`).
+        max_piped_bytes: Bytes taken from standard input or a pipe (`--max-piped-bytes`).
     """
 
     max_frames_walked: int = 2_000_000
     max_pixels: int = 2**26
+    max_frames: int = 4096
+    max_piped_bytes: int = 2**33
 
 
 @dataclass(frozen=True)

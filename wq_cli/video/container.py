@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import av
 from av.container import InputContainer
 from av.stream import Disposition
+from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import Limits
 
+_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 
 
@@ -30,15 +32,17 @@ def open_container(file: BinaryIO, limits: Limits, name: str) -> InputContainer:
     options = {"protocol_whitelist": "none", "max_pixels": str(limits.max_pixels)}
     try:
         return av.open(nameless, "r", options=options, metadata_errors="replace", buffer_size=1 << 18)
-    except av.FFmpegError:
+    except (av.FFmpegError, ValueError):
         raise VideoError(f"`{name}` is incomplete or not a video", "copy or download it again") from None
+    except OSError as error:
+        raise VideoError(f"`{name}` cannot be read: {error.strerror or error}") from None
 
 
-def best_stream(container: InputContainer, name: str) -> VideoStream:
+def best_stream(container: InputContainer, limits: Limits, name: str) -> VideoStream:
     """The largest video stream that can be decoded; cover art does not count.
 
     Raises:
-        VideoError: There is none.
+        VideoError: There is none, or its pictures are larger than `limits` allow.
     """
     streams = [s for s in container.streams.video if not s.disposition & _NOT_VIDEO]
     if not streams:
@@ -46,4 +50,26 @@ def best_stream(container: InputContainer, name: str) -> VideoStream:
     decodable = [s for s in streams if s.codec_context is not None]
     if not decodable:
         raise VideoError(f"the video stream in `{name}` is in a format that this FFmpeg cannot decode")
-    return max(decodable, key=lambda s: (s.width * s.height, bool(s.disposition & Disposition.default), -s.index))
+    best = max(decodable, key=lambda s: (s.width * s.height, bool(s.disposition & Disposition.default), -s.index))
+    check_pixels(best.width, best.height, limits, name)
+    return best
+
+
+def check_pixels(width: int, height: int, limits: Limits, name: str) -> None:
+    """Raises VideoError for a picture that is larger than the limits allow."""
+    if width * height > limits.max_pixels:
+        raise VideoError(
+            f"pictures of {width}x{height} in `{name}` are larger than {limits.max_pixels:,} pixels",
+            "lift the limit with `--max-pixels`",
+        )
+
+
+def decoder(stream: VideoStream, limits: Limits) -> VideoCodecContext:
+    """A decoder for the stream, not opened yet."""
+    context = stream.codec_context
+    # FFmpeg's own decoders of VP8 and VP9 drop the alpha plane, which travels beside each packet.
+    alpha = _ALPHA_DECODERS.get(context.name)
+    if stream.metadata.get("alpha_mode") == "1" and alpha in av.codecs_available:
+        context = cast(VideoCodecContext, av.CodecContext.create(alpha, "r"))
+    context.options = {"max_pixels": str(limits.max_pixels)}
+    return context

@@ -16,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from wq_cli.video.clip import Limits
-from wq_cli.video.container import best_stream, open_container
+from wq_cli.video.container import best_stream, decoder, open_container
 from wq_cli.video.timeline import Timeline, picture_packets
 
 # Pictures that a decoder may hold back to reorder: 16 in H.264 and HEVC, plus what its threads hold.
@@ -53,7 +53,7 @@ def plan(timeline: Timeline, ranks: npt.NDArray[np.int64]) -> list[Run]:
         while key > 0 and timeline.ranks[timeline.keys[key]] > rank:
             key -= 1
         start = int(timeline.keys[key])
-        if runs and start <= runs[-1].stop + 1:
+        if runs and runs[-1].start <= start <= runs[-1].stop + 1:
             last = runs[-1]
             runs[-1] = Run(last.start, max(last.stop, packet), (*last.ranks, rank))
         else:
@@ -104,8 +104,8 @@ class Decoder:
 
     def _open(self) -> None:
         self._container: InputContainer = open_container(self._file, self._limits, self._name)
-        self.stream: VideoStream = best_stream(self._container, self._name)
-        self._context = self.stream.codec_context
+        self.stream: VideoStream = best_stream(self._container, self._limits, self._name)
+        self._context = decoder(self.stream, self._limits)
         # Threads that work on several pictures at once report an error late and lose good pictures with it.
         self._context.thread_type = "SLICE" if self._is_careful else "AUTO"
         self._packets = picture_packets(self._container, self.stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, Interpolation
 
 from wq_cli.video.tonemap import HDR_TRANSFERS, hdr_to_sdr
+
+if TYPE_CHECKING:
+    from av.sidedata.sidedata import SideData
 
 _BACKGROUND = 255  # transparent parts become white, as on a page
 _COLORSPACE_UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
@@ -53,7 +56,7 @@ def orientation(frame: VideoFrame) -> Orientation:
     To be called once a stream: PyAV ties a frame whose side data was looked at into a reference cycle, and a hundred of
     those are held in memory until the garbage collector comes by.
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    matrix = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
     if matrix is None:
         return Orientation()
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()

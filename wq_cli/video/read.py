@@ -1,40 +1,24 @@
-"""The two entry points: facts about a file, and its sampled frames."""
+"""The two entry points: facts about a video, and its sampled frames."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import BinaryIO
+from contextlib import contextmanager
 
+import av
 import numpy as np
-from av.video.frame import VideoFrame
 
 from wq_cli.config import Sampling
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import Clip, Limits, VideoInfo
-from wq_cli.video.container import best_stream, open_container
-from wq_cli.video.decode import Decoder
-from wq_cli.video.images import probe_folder, read_folder
-from wq_cli.video.picture import Orientation, display_size, fit, orientation, to_rgb
+from wq_cli.video.images import FolderReel
+from wq_cli.video.picture import fit
+from wq_cli.video.reel import Reel, open_video
 from wq_cli.video.sample import choose
 from wq_cli.video.source import open_source, printable
-from wq_cli.video.timeline import Timeline, scan
-
-# Key pictures tried before a file counts as hopeless.
-_ATTEMPTS = 64
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class _Video:
-    info: VideoInfo
-    turn: Orientation
-    timeline: Timeline
-    decoder: Decoder
-    notices: tuple[str, ...]
 
 
 def probe(path: str | os.PathLike[str], limits: Limits = Limits()) -> VideoInfo:
@@ -43,11 +27,8 @@ def probe(path: str | os.PathLike[str], limits: Limits = Limits()) -> VideoInfo:
     Raises:
         VideoError: The file cannot be opened or holds no video.
     """
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        return probe_folder(name, limits)
-    with open_source(name) as file, _opened(file, limits, printable(name)) as video:
-        return video.info
+    with _opened(os.fspath(path), limits, None) as reel:
+        return reel.info
 
 
 def read(
@@ -75,102 +56,53 @@ def read(
         VideoError: The file cannot be opened or holds no video, or passes one of the limits.
         UsageError: The range of time lies outside the video.
     """
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        return read_folder(
-            name,
-            sampling,
-            default_frames=default_frames,
-            max_side=max_side,
-            limits=limits,
-            on_progress=on_progress,
-        )
-    with open_source(name) as file, _opened(file, limits, printable(name)) as video:
-        timeline = video.timeline
-        choice = choose(timeline.starts, timeline.end_seconds, sampling, default_frames)
-        width, height = fit(video.info.width, video.info.height, max_side)
+    with _opened(os.fspath(path), limits, sampling.fps) as reel:
+        choice = choose(reel.starts, reel.end_seconds, sampling, default_frames)
         count = len(choice.ranks)
+        if count > limits.max_frames:
+            raise VideoError(
+                f"{count:,} frames are asked for, more than {limits.max_frames:,}",
+                "ask for fewer, or lift the limit with `--max-frames`",
+            )
+        width, height = fit(reel.info.width, reel.info.height, max_side)
         frames = np.empty((count, height, width, 3), np.uint8)
-        found: list[int] = []
+        ranks: list[int] = []
         kept: list[int] = []
-        for index, rank, frame in video.decoder.frames(choice.ranks):
-            if not found or rank > found[-1]:
-                frames[len(found)] = to_rgb(frame, video.turn, width, height)
-                found.append(rank)
+        for index, rank, picture in reel.pictures(choice.ranks, width, height):
+            if not ranks or rank > ranks[-1]:
+                frames[len(ranks)] = picture
+                ranks.append(rank)
                 kept.append(index)
             if on_progress:
                 on_progress(index + 1, count)
-        notices = [*video.notices, *choice.notices]
-        if not found:
-            raise VideoError(f"no frame of `{video.info.path}` can be decoded", "the file is damaged")
-        if len(found) < count:
-            notices.append(_lost(count - len(found), count, video.decoder.damage, timeline))
-        edges = np.append(choice.edges[kept], choice.edges[-1])
-        edges[0] = choice.edges[0]
+        if not ranks:
+            raise VideoError(f"no frame of `{reel.info.path}` can be decoded in this range", "the file is damaged")
+        edges = np.concatenate((choice.edges[:1], choice.edges[kept[1:]], choice.edges[-1:]))
         return Clip(
-            frames=frames[: len(found)],
-            pts_seconds=timeline.starts[found],
+            frames=frames[: len(ranks)],
+            pts_seconds=reel.starts[ranks],
             span_seconds=np.stack((edges[:-1], edges[1:]), axis=1),
-            info=video.info,
+            info=reel.info,
             requested=choice.requested,
-            notices=tuple(notices),
+            notices=(*reel.notices, *choice.notices, *_lost(count - len(ranks), count, reel)),
         )
-
-
-def _lost(lost: int, count: int, damage: set[int], timeline: Timeline) -> str:
-    where = f" (damage near {timeline.starts[min(damage)]:.1f} s)" if damage else ""
-    return f"{lost} of {count} frames cannot be decoded and are left out{where}"
 
 
 @contextmanager
-def _opened(file: BinaryIO, limits: Limits, name: str) -> Iterator[_Video]:
-    with open_container(file, limits, name) as container:
-        stream = best_stream(container, name)
-        timeline = scan(container, stream, limits, name)
-        notices = _cut_notices(timeline, stream.frames)
-        tags = {key.lower(): value for key, value in container.metadata.items()}
-        has_audio = bool(container.streams.audio)
-        container_name = container.format.name
-    with closing(Decoder(file, limits, name, timeline)) as decoder:
-        first = _first_picture(decoder, timeline)
-        if first is None:
-            raise VideoError(f"no frame of `{name}` can be decoded", "the file is damaged")
-        turn = orientation(first)
-        width, height = display_size(first, decoder.stream.sample_aspect_ratio, turn)
-        if max(width * height, first.width * first.height) > limits.max_pixels:
-            raise VideoError(
-                f"frames of `{name}` have {width * height:,} pixels, more than {limits.max_pixels:,}",
-                "lift the limit with `--max-pixels`",
-            )
-        count = len(timeline.starts)
-        info = VideoInfo(
-            path=name,
-            width=width,
-            height=height,
-            duration_seconds=timeline.end_seconds,
-            fps=count / timeline.end_seconds if count > 1 else None,
-            rotation_degrees=turn.rotation_degrees,
-            codec=decoder.stream.codec_context.name,
-            container=container_name,
-            has_audio=has_audio,
-            comment=tags.get("comment"),
-            frame_count=count,
-            start_seconds=timeline.origin_seconds,
-        )
-        yield _Video(info, turn, timeline, decoder, notices)
+def _opened(path: str, limits: Limits, fps: float | None) -> Iterator[Reel]:
+    if os.path.isdir(path):
+        yield FolderReel(path, limits, fps)
+        return
+    name = printable(path)
+    try:
+        with open_source(path, limits) as file, open_video(file, limits, name) as reel:
+            yield reel
+    except av.FFmpegError:
+        raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None
 
 
-def _first_picture(decoder: Decoder, timeline: Timeline) -> VideoFrame | None:
-    ranks = timeline.ranks[timeline.keys[:_ATTEMPTS]]
-    for rank in ranks[ranks >= 0]:
-        for _, _, frame in decoder.frames(np.array([rank])):
-            return frame
-    return None
-
-
-def _cut_notices(timeline: Timeline, promised: int) -> tuple[str, ...]:
-    count = len(timeline.starts)
-    if timeline.is_cut or promised > count:
-        of = f" of the {promised}" if promised > count else ""
-        return (f"the file is incomplete: only the first {count}{of} frames can be read",)
-    return ()
+def _lost(lost: int, count: int, reel: Reel) -> list[str]:
+    if not lost:
+        return []
+    where = f" (damage near {reel.starts[min(reel.damage)]:.1f} s)" if reel.damage else ""
+    return [f"{lost} of {count} frames cannot be decoded and are left out{where}"]

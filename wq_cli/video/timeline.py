@@ -117,9 +117,11 @@ def _build(
 
     lengths = np.where(duration > 0, duration, frame_ticks)
     has_pts = bool((pts != _NONE).all())
-    # FFmpeg invents times for containers without them (AVI, raw streams), rising in file order even where
-    # the decoder will reorder: true times of reordered pictures never rise all along.
-    is_ordered = has_pts and not (context.has_b_frames and len(pts) > 1 and bool((np.diff(pts) > 0).all()))
+    reorders = context.codec.reorder
+    # FFmpeg invents times for containers without them (AVI, raw streams), rising in file order even where the
+    # decoder will reorder: true times of reordered pictures never rise all along.
+    rises = bool((np.diff(pts) > 0).all())
+    is_ordered = has_pts and not (reorders and context.has_b_frames and rises and len(pts) > 1)
     is_seekable = is_ordered and bool((np.diff(pts[keys]) > 0).all())
     if has_pts:
         is_broadcast = stream.container.format.name == "mpegts"
@@ -127,6 +129,8 @@ def _build(
         ticks = _joined(pts, dts, is_key, lengths, jump)
     else:
         ticks = np.cumsum(lengths) - lengths
+    if not reorders:
+        ticks = np.maximum.accumulate(ticks)
 
     # A picture before the first key picture, in file or in time, refers to something that is not there.
     is_shown[: keys[0]] = False

@@ -1,0 +1,117 @@
+"""A video file as frames in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+
+from wq_cli.errors import VideoError
+from wq_cli.video.clip import Limits, VideoInfo
+from wq_cli.video.container import best_stream, check_pixels, open_container
+from wq_cli.video.decode import Decoder
+from wq_cli.video.picture import Orientation, display_size, orientation, to_rgb
+from wq_cli.video.timeline import Timeline, scan
+
+# Key pictures tried before a file counts as hopeless.
+_ATTEMPTS = 64
+
+
+class Reel(Protocol):
+    """Pictures in time, whatever they are stored in.
+
+    Attributes:
+        starts: When each picture comes on display, [N] float64 seconds, not decreasing, first 0.
+        end_seconds: When the last one goes off.
+        notices: What is amiss with the whole.
+        damage: Places of pictures found broken so far.
+    """
+
+    info: VideoInfo
+    starts: npt.NDArray[np.float64]
+    end_seconds: float
+    notices: list[str]
+    damage: set[int]
+
+    def pictures(
+        self, ranks: npt.NDArray[np.int64], width: int, height: int
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+        """Yields index into `ranks`, place of the picture found for it, and the picture, [height, width, 3] RGB.
+
+        Where the one asked for is broken it is the last good one before it, or none at all.
+        """
+
+
+class VideoReel:
+    """A stream of a video file."""
+
+    def __init__(
+        self, info: VideoInfo, turn: Orientation, timeline: Timeline, decoder: Decoder, notices: list[str]
+    ) -> None:
+        self.info, self.notices = info, notices
+        self.starts, self.end_seconds, self.damage = timeline.starts, timeline.end_seconds, decoder.damage
+        self._turn, self._decoder = turn, decoder
+
+    def pictures(
+        self, ranks: npt.NDArray[np.int64], width: int, height: int
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+        for index, rank, frame in self._decoder.frames(ranks):
+            yield index, rank, to_rgb(frame, self._turn, width, height)
+
+
+@contextmanager
+def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]:
+    """Scans the packets of a file and decodes its first picture.
+
+    Raises:
+        VideoError: There is no video in it, or none that can be decoded, or it passes one of the limits.
+    """
+    with open_container(file, limits, name) as container:
+        stream = best_stream(container, limits, name)
+        timeline = scan(container, stream, limits, name)
+        notices = _cut_notices(timeline, stream.frames)
+        tags = {key.lower(): value for key, value in container.metadata.items()}
+        has_audio = bool(container.streams.audio)
+        container_name = container.format.name
+    with closing(Decoder(file, limits, name, timeline)) as decoder:
+        first = _first_picture(decoder, timeline)
+        if first is None:
+            raise VideoError(f"no picture in `{name}` can be decoded", "the file is damaged")
+        turn = orientation(first)
+        width, height = display_size(first, decoder.stream.sample_aspect_ratio, turn)
+        check_pixels(width, height, limits, name)
+        count = len(timeline.starts)
+        info = VideoInfo(
+            path=name,
+            width=width,
+            height=height,
+            duration_seconds=timeline.end_seconds,
+            fps=count / timeline.end_seconds if count > 1 else None,
+            rotation_degrees=turn.rotation_degrees,
+            codec=decoder.stream.codec_context.name,
+            container=container_name,
+            has_audio=has_audio,
+            comment=tags.get("comment"),
+            frame_count=count,
+            start_seconds=timeline.origin_seconds,
+        )
+        yield VideoReel(info, turn, timeline, decoder, notices)
+
+
+def _first_picture(decoder: Decoder, timeline: Timeline) -> VideoFrame | None:
+    ranks = timeline.ranks[timeline.keys[:_ATTEMPTS]]
+    for rank in ranks[ranks >= 0]:
+        for _, _, frame in decoder.frames(np.array([rank])):
+            return frame
+    return None
+
+
+def _cut_notices(timeline: Timeline, promised: int) -> list[str]:
+    if not timeline.is_cut:
+        return []
+    of = f" of {promised}" if promised > len(timeline.ranks) else ""
+    return [f"the file is incomplete: it holds the first {len(timeline.ranks)}{of} frames"]
