@@ -84,6 +84,24 @@ def test_doctor_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture
     assert "`cuda:77`" in capsys.readouterr().err
 
 
+def test_scenes_make_renders_a_clip_and_prints_questions_with_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import av
+
+    target = tmp_path / "a clip.mp4"
+    line = ["scenes", "make", str(target), "--seconds", "4", "--fps", "2", "--size", "64"]
+    questions = ran_json(capsys, *line)["questions"]
+    assert len({question["family"] for question in questions}) == len(questions) > 3
+    with av.open(str(target)) as container:
+        assert (container.streams.video[0].width, container.streams.video[0].frames) == (64, 8)
+    assert main(line) == 0
+    shown = capsys.readouterr()
+    for question in questions:
+        assert question["answer"].split()[0] in shown.out
+    assert f"wq ask '{target}' \"{questions[0]['text']}\"" in " ".join(shown.err.split())
+
+
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     target.write_text("before")

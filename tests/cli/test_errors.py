@@ -41,7 +41,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         ("answer", "profiles show none", 1, "there is no profile `none`"),
         ("answer", "bench --policies fp16,kiwi", 2, "there is no policy `kiwi`"),
         ("answer", "bench --batch 0", 2, "`--batch 0` is below 1"),
-        ("answer", "scenes make x.mp4 --fps 0", 2, "`--fps 0` is not positive"),
+        ("answer", "scenes make x.mp4 --fps 0", 2, "`--fps 0` is not"),
         ("bug", "ask clip.mp4 q", 3, "unexpected ZeroDivisionError: division by zero"),
         ("interrupt", "ask clip.mp4 q", 130, "interrupted"),
         ("interrupt-while-answering", "ask clip.mp4 q", 130, "interrupted"),

@@ -106,7 +106,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     flat: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
         for member, option in members.get(name, {name: parameter}).items():
-            flat.setdefault(member, option.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            made = flat.setdefault(member, option.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            if made.annotation != option.annotation:
+                raise TypeError(f"{command.__name__}: two different options are called {member}")
 
     def run(**values: Any) -> None:
         built = {name: group(**{key: values[key] for key in members[name]}) for name, group in groups.items()}

@@ -12,14 +12,13 @@ import typer
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
-from wq_cli.errors import UsageError
 
 EXAMPLES = """\
 [bold]Examples[/]
 $ wq scenes make clip.mp4
 $ wq scenes make clip.mp4 --seed 7 --seconds 20 --json"""
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Video to write, such as clip.mp4.", show_default=False)]
+Target = Annotated[Path, typer.Argument(metavar="FILE", help="Video to write, such as clip.mp4.", show_default=False)]
 Seed = Annotated[int, opt.whole("--seed", panel=opt.INPUT, help="Another seed, another clip.")]
 Seconds = Annotated[float, opt.number("--seconds", panel=opt.INPUT, help="Length of the clip.")]
 Fps = Annotated[float, opt.number("--fps", panel=opt.INPUT, help="Frames per second.")]
@@ -38,19 +37,16 @@ class SceneResult:
 
 @grouped
 def make(
-    file: File, *, seed: Seed = 0, seconds: Seconds = 8.0, fps: Fps = 10.0, size: Size = 256, output: Output
+    path: Target, *, seed: Seed = 0, seconds: Seconds = 12.0, fps: Fps = 24.0, size: Size = 448, output: Output
 ) -> None:
     """Render a clip and print questions about it with their answers."""
-    for name, value in (("--seconds", seconds), ("--fps", fps), ("--size", size)):
-        if not 0 < value < float("inf"):
-            raise UsageError(f"`{name} {value:g}` is not positive")
-    output.check(file)
+    output.check(path)
     from rich.table import Table
     from rich.text import Text
 
     from wq_cli.scenes.make import make as render
 
-    questions = render(file, seed=seed, seconds=seconds, fps=fps, size=size)
+    questions = render(path, seed=seed, seconds=seconds, fps=fps, size=size)
     if not output.json:
         screen = output.screen()
         grid = Table.grid(padding=(0, 3))
@@ -61,5 +57,5 @@ def make(
         screen.result(grid)
         screen.say("")
         if questions:
-            screen.say(f'try it: wq ask {shlex.quote(str(file))} "{questions[0].text}"')
-    output.emit(SceneResult("scenes make", str(file), seed, tuple(asdict(question) for question in questions)))
+            screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[0].text}"')
+    output.emit(SceneResult("scenes make", str(path), seed, tuple(asdict(question) for question in questions)))
