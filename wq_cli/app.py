@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import re
 import sys
 import traceback
@@ -74,35 +74,44 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 done, 1 a failure the user can fix, 2 usage, 3 a bug of wq, 130 interrupted.
     """
-    console.accept_any_text()
+    console.prepare_streams()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of a pipe went away: end quietly, with Typer's own code for it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        console.abandon_stdout()
+    except OSError as error:
+        console.show_error(f"cannot write to stdout: {(error.strerror or str(error)).lower()}", None)
+        console.abandon_stdout()
+    return 1
 
 
 def _run(arguments: list[str]) -> int:
     try:
         code = app(arguments or ["--help"], prog_name="wq", standalone_mode=False) or 0
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.ENOSPC):
+            raise
+        return _bug(arguments, error)
     except WqError as error:
         return _fail(arguments, error.message, error.hint, error.exit_code)
     except typer.TyperException as error:
         return _fail(arguments, *_usage_error(error), error.exit_code)
     except Exception as error:
-        if {"-v", "--verbose"} & set(_options(arguments)):
-            traceback.print_exc()
-        what = " ".join(f"unexpected {type(error).__name__}: {error}".split())
-        return _fail(arguments, what, "run again with `--verbose` for the traceback, and report it", EXIT_BUG)
+        return _bug(arguments, error)
     if code == EXIT_INTERRUPTED:
         return _fail(arguments, "interrupted", None, code)
     return int(code)
+
+
+def _bug(arguments: list[str], error: Exception) -> int:
+    if {"-v", "--verbose"} & set(_options(arguments)):
+        traceback.print_exc()
+    what = " ".join(f"unexpected {type(error).__name__}: {error}".split())
+    return _fail(arguments, what, "run again with `--verbose` for the traceback, and report it", EXIT_BUG)
 
 
 def _options(arguments: list[str]) -> list[str]:

@@ -26,11 +26,18 @@ STAGE_LABELS = {
 }
 
 
-def accept_any_text() -> None:
-    """Let stdout and stderr escape what their encoding lacks (cp1252, ASCII, undecodable file names)."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+def prepare_streams() -> None:
+    """Let every text pass: what an encoding lacks (cp1252, ASCII) is escaped, and closed streams swallow."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def abandon_stdout() -> None:
+    """Send what is left for stdout nowhere, so that closing it at exit stays quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:
@@ -189,4 +196,5 @@ def _progress_block(console: Console) -> Progress:
         progress.TimeElapsedColumn(),
         console=console,
         transient=True,
+        redirect_stdout=False,  # or Rich would send it to this console's stream
     )

@@ -36,6 +36,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         ("answer", "ask clip.mp4 q --frames many", 2, "`many` is not a whole number"),
         ("answer", "ask clip.mp4 q --alpha nan", 2, "`nan` is not a number"),
         ("answer", "ask - -", 2, "cannot both come from stdin"),
+        ("answer", "ask clip.mp4 \udcff", 2, "holds bytes that cannot be decoded"),
+        ("answer", "inspect clip.mp4 --prompt \udcff", 2, "invalid value for `--prompt`"),
+        ("answer", "inspect clip.mp4", 2, "missing option `--prompt`"),
         ("answer", "ask -x.mp4 q", 2, "no such option: -x"),
         ("answer", "nonsense", 2, "no such command `nonsense`"),
         ("answer", "profiles show none", 1, "there is no profile `none`"),
@@ -69,6 +72,11 @@ def test_a_failure_has_its_code_at_most_three_lines_and_one_json_document(
         "exit_code": code,
         "kind": "error",
     }
+
+
+def test_an_empty_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "clip.mp4", " "]) == 2
+    assert capsys.readouterr().err.startswith("error: invalid value: the text is empty\n")
 
 
 def test_hints_name_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:

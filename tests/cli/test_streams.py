@@ -125,6 +125,21 @@ def test_head_ends_quietly(arguments: list[str]) -> None:
     assert process.wait(timeout=60) == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_a_full_disk_is_one_line(option: str) -> None:
+    command = [sys.executable, str(FAKE), "answer", "ask", "clip.mp4", "q", option]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"error: cannot write to stdout: no space left on device\n")
+
+
+def test_closed_streams_are_no_failure() -> None:
+    command = f"{sys.executable} {FAKE} answer ask clip.mp4 q <&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout.decode()) == (0, ANSWER + "\n")
+
+
 @pytest.mark.parametrize("mode", ["interrupt", "interrupt-while-answering"])
 def test_control_c_leaves_no_half_file(mode: str, tmp_path: Path) -> None:
     target = tmp_path / "answer.json"

@@ -11,6 +11,7 @@ import typer
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
+from wq_cli.commands.parsing import parse_text
 from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError
@@ -69,11 +70,14 @@ def ask(
 
 
 def _question(video: str, prompt: str) -> str:
-    if prompt != "-":
-        return prompt
-    if video == "-":
-        raise UsageError("the video and the question cannot both come from stdin")
-    text = sys.stdin.read().strip()
-    if not text:
-        raise UsageError("there is no question on stdin")
-    return text
+    """The question itself, read from stdin for `-`.
+
+    Raises:
+        UsageError: stdin is the video already.
+        BadParameter: There is no question.
+    """
+    if prompt == "-":
+        if video == "-":
+            raise UsageError("the video and the question cannot both come from stdin")
+        prompt = sys.stdin.read().strip()
+    return parse_text(prompt)

@@ -9,6 +9,7 @@ from wq_cli import policies as registry
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
+from wq_cli.commands.parsing import parse_text
 from wq_cli.config import Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError, unknown_name
@@ -24,7 +25,9 @@ Video = Annotated[
     str | None,
     opt.option("--video", panel=opt.INPUT, help="Clip to use in place of a rendered one.", metavar="FILE"),
 ]
-Prompt = Annotated[str, opt.option("--prompt", panel=opt.INPUT, help="The question.", metavar="TEXT")]
+Prompt = Annotated[
+    str, opt.option("--prompt", panel=opt.INPUT, help="The question.", parser=parse_text, metavar="TEXT")
+]
 Policies = Annotated[
     str | None,
     opt.option(
@@ -94,7 +97,7 @@ def bench(
         screen.result(comparison.bench_table(result, screen.stdout.width, glyphs))
         screen.say("")
         screen.say(comparison.conditions(result, glyphs_for(screen.stderr)))
-        for sentence in comparison.slower(result, glyphs_for(screen.stderr)):
+        if sentence := comparison.slower(result, glyphs_for(screen.stderr)):
             screen.notice(sentence)
     for notice in result.notices:
         screen.notice(notice)

@@ -9,6 +9,7 @@ from typing import Annotated
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
+from wq_cli.commands.parsing import parse_text
 from wq_cli.config import Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener, printable
 
@@ -20,7 +21,13 @@ $ wq inspect clip.mp4 --prompt "a dog" --score-norm rank --json"""
 
 Prompts = Annotated[
     list[str],
-    opt.option("--prompt", panel=opt.INPUT, help="What to look for; give it again for more rows.", metavar="TEXT"),
+    opt.option(
+        "--prompt",
+        panel=opt.INPUT,
+        help="What to look for; give it again for more rows.",
+        parser=parse_text,
+        metavar="TEXT",
+    ),
 ]
 Png = Annotated[
     Path | None, opt.option("--png", panel=opt.OUTPUT, help="Draw the map over the frames.", metavar="FILE")

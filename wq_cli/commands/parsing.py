@@ -1,4 +1,4 @@
-"""Numbers, times, sizes and width pairs as typed on a command line (or as found in a profile)."""
+"""Texts, numbers, times, sizes and width pairs as typed on a command line (or as found in a profile)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+
+
+def parse_text(value: str) -> str:
+    """A text that is not empty and whose bytes could be decoded."""
+    if not value.strip():
+        raise typer.BadParameter("the text is empty")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise typer.BadParameter("the text holds bytes that cannot be decoded")
+    return value
 
 
 def parse_whole(value: str | int) -> int:

@@ -15,6 +15,7 @@ from wq_cli.results import BenchResult, BenchRow
 
 REFERENCE = "fp16"
 _WIDE = 120
+_NOTICEABLE = 1.005
 
 # heading, cell, whether only wide terminals show it
 _COLUMNS: list[tuple[str, Callable[[BenchRow], str], bool]] = [
@@ -74,21 +75,17 @@ def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
     return Text("\n".join(line for line in lines if line), style="dim")
 
 
-def slower(result: BenchResult, glyphs: Glyphs) -> list[str]:
-    """One sentence for each policy that saves memory and costs time."""
+def slower(result: BenchResult, glyphs: Glyphs) -> str | None:
+    """One sentence on the policies that cost time, and what they save for it; None where there are none."""
     reference = _reference(result)
     if reference is None:
-        return []
-    sentences = []
-    for row in result.rows:
-        ratio = row.decode_ms_per_token / reference.decode_ms_per_token
-        if row is not reference and ratio >= 1.005:
-            smaller = reference.kv_bytes / row.kv_bytes
-            sentences.append(
-                f"{row.policy} takes {smaller:.1f}{glyphs.times} less KV memory than {REFERENCE}, "
-                f"but {ratio:.2f}{glyphs.times} the time per token here"
-            )
-    return sentences
+        return None
+    costs = [
+        f"{row.policy} {ratio:.2f}{glyphs.times} the time ({reference.kv_bytes / row.kv_bytes:.1f}{glyphs.times} less)"
+        for row in result.rows
+        if (ratio := row.decode_ms_per_token / reference.decode_ms_per_token) >= _NOTICEABLE
+    ]
+    return f"slower per token than {REFERENCE} here, for less KV memory: {', '.join(costs)}" if costs else None
 
 
 def _reference(result: BenchResult) -> BenchRow | None:
@@ -96,11 +93,11 @@ def _reference(result: BenchResult) -> BenchRow | None:
 
 
 def _speed(row: BenchRow, reference: BenchRow, glyphs: Glyphs) -> Text:
-    ratio = reference.decode_ms_per_token / row.decode_ms_per_token
     if row is reference:
         return Text("")
-    if 0.995 < ratio < 1.005:
-        return Text("as fast")
-    if ratio > 1:
+    ratio = reference.decode_ms_per_token / row.decode_ms_per_token
+    if ratio >= _NOTICEABLE:
         return Text(f"{ratio:.2f}{glyphs.times} faster", style="green")
-    return Text(f"{1 / ratio:.2f}{glyphs.times} slower", style="red")
+    if 1 / ratio >= _NOTICEABLE:
+        return Text(f"{1 / ratio:.2f}{glyphs.times} slower", style="red")
+    return Text("as fast")
