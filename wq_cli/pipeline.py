@@ -6,42 +6,26 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from wq_cli import describe
 from wq_cli.config import Settings
 from wq_cli.errors import DeviceError, WqError
-from wq_cli.results import (
-    AskResult,
-    InspectResult,
-    LayerResult,
-    MemoryResult,
-    ModelResult,
-    PolicyResult,
-    TimingResult,
-    VideoResult,
-    WindowResult,
-)
+from wq_cli.results import AskResult, InspectResult, LayerResult, TimingResult, WindowResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from wq_cli.engine import Batch, Prefilled, Search
+    from wq_cli.engine import Prefilled
     from wq_cli.models.base import VideoModel, VisualFeatures
-    from wq_cli.policies.base import LayerPlan, Policy
     from wq_cli.profile import Profile
     from wq_cli.video import Clip
 
 # What a profile calls the model that comes with this package.
 DEMO_MODEL = "demo"
-DEMO_NOTICE = (
-    "this is the demo model: it knows nothing but the world of `wq scenes`, so its answer about this video means "
-    "little; `--profile llava-onevision-0.5b` takes a real model"
-)
 
 
 class Listener(Protocol):
@@ -113,8 +97,44 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     state = engine.prefill(model, batch, cache, policy, found, sensitivity, lambda layer: listener.advance())
     if generation.question_after_cache:
         engine.ask_through_cache(model, state, [prompt])
-    result = _describe(loaded, settings, text, batch, policy, found, state, len(prompt.embeds))
+    rows = describe.windows(loaded.clip, loaded.visual.frames, found, state.plans, quantization)
+    visual_tokens = len(loaded.visual.embeds)
+    result = AskResult(
+        command="ask",
+        video=describe.video(loaded.clip),
+        model=describe.model(model, loaded.name, loaded.is_demo),
+        policy=describe.policy(quantization),
+        prompt=text,
+        windows=rows,
+        layers=describe.layers(policy, state.plans, state.sensitivity),
+        visual_tokens=visual_tokens,
+        text_tokens=len(prompt.embeds) - visual_tokens,
+        window_size=quantization.window,
+        memory=describe.memory(state, model),
+        timing=TimingResult(
+            load_ms=loaded.load_ms,
+            decode_ms=loaded.decode_ms,
+            encode_ms=loaded.encode_ms,
+            search_ms=found.ms,
+            first_token_ms=state.first_token_ms,
+            seal_ms=state.seal_ms,
+            decode_ms_per_token=None,
+            tokens_per_second=None,
+        ),
+        answer="",
+        answer_tokens=0,
+        finish_reason="length",
+        notices=tuple(describe.notices(loaded.clip, loaded.is_demo, rows)),
+    )
     listener.prepared(result)
+    return replace(_speak(model, state, settings, listener, result), memory=describe.memory(state, model))
+
+
+def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Listener, result: AskResult) -> AskResult:
+    """Decode the answer, piece by piece to the listener, and complete the result with it."""
+    from wq_cli import engine
+
+    generation = settings.generation
 
     listener.stage("generate", generation.max_new_tokens)
     ids: list[int] = []
@@ -143,7 +163,6 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
             decode_ms_per_token=per_token,
             tokens_per_second=1e3 / per_token if per_token else None,
         ),
-        memory=_memory(state, model),
     )
 
 
@@ -188,19 +207,19 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         else:
             known: Sequence[float | None] = sensitivity or [None] * count
             plans = [policy.plan_layer(layer, found.relevance, known[layer]) for layer in range(count)]
-        rows.append(_windows(loaded, batch, found, plans))
-        layers = layers or _layers(policy, plans, sensitivity or [None] * count)
+        rows.append(describe.windows(loaded.clip, loaded.visual.frames, found, plans, quantization))
+        layers = layers or describe.layers(policy, plans, sensitivity or [None] * count)
     return InspectResult(
         command="inspect",
-        video=describe_video(loaded.clip),
-        model=describe_model(loaded.model, loaded.name, loaded.is_demo),
-        policy=_policy(settings),
+        video=describe.video(loaded.clip),
+        model=describe.model(model, loaded.name, loaded.is_demo),
+        policy=describe.policy(quantization),
         prompts=tuple(prompts),
         windows=tuple(rows),
         layers=layers,
         visual_tokens=len(loaded.visual.embeds),
         window_size=quantization.window,
-        notices=_notices(loaded, rows[0]),
+        notices=tuple(describe.notices(loaded.clip, loaded.is_demo, rows[0])),
     )
 
 
@@ -318,164 +337,3 @@ def _check_context(loaded: Loaded, prompt_tokens: int, new_tokens: int) -> None:
         f"the model has {positions} positions",
         f"`--frames {fits}` fits" if fits > 0 else f"lower `--max-new-tokens` (now {new_tokens})",
     )
-
-
-def _describe(
-    loaded: Loaded,
-    settings: Settings,
-    text: str,
-    batch: Batch,
-    policy: Policy,
-    found: Search,
-    state: Prefilled,
-    prompt_tokens: int,
-) -> AskResult:
-    windows = _windows(loaded, batch, found, state.plans)
-    visual_tokens = len(loaded.visual.embeds)
-    return AskResult(
-        command="ask",
-        video=describe_video(loaded.clip),
-        model=describe_model(loaded.model, loaded.name, loaded.is_demo),
-        policy=_policy(settings),
-        prompt=text,
-        windows=windows,
-        layers=_layers(policy, state.plans, state.sensitivity),
-        visual_tokens=visual_tokens,
-        text_tokens=prompt_tokens - visual_tokens,
-        window_size=settings.quantization.window,
-        memory=_memory(state, loaded.model),
-        timing=TimingResult(
-            load_ms=loaded.load_ms,
-            decode_ms=loaded.decode_ms,
-            encode_ms=loaded.encode_ms,
-            search_ms=found.ms,
-            first_token_ms=state.first_token_ms,
-            seal_ms=state.seal_ms,
-            decode_ms_per_token=None,
-            tokens_per_second=None,
-        ),
-        answer="",
-        answer_tokens=0,
-        finish_reason="length",
-        notices=_notices(loaded, windows),
-    )
-
-
-def _windows(loaded: Loaded, batch: Batch, found: Search, plans: list[LayerPlan]) -> tuple[WindowResult, ...]:
-    """Rows of the map for the first request of the batch, the tail last."""
-    size, count = batch.visual.window, batch.visual.windows
-    first_fixed = bool(count) and found.relevance.shape[1] > 0 and np.isnan(found.relevance[0, 0])
-    rows = []
-    for index in range(-(-len(loaded.visual.embeds) // size)):
-        frames = loaded.visual.frames[index * size : (index + 1) * size]
-        tail = index >= count
-        start, end = _time_range(loaded.clip, frames)
-        rows.append(
-            WindowResult(
-                index=index,
-                role="tail" if tail else "first" if index == 0 and first_fixed else "scored",
-                tokens=len(frames),
-                first_frame=int(_real(frames, loaded.clip)[0]),
-                last_frame=int(_real(frames, loaded.clip)[-1]),
-                start_seconds=start,
-                end_seconds=end,
-                similarity=None if tail else _number(found.similarity[0, index]),
-                relevance=None if tail else _number(found.relevance[0, index]),
-                key_bits=tuple(16 if tail else int(plan.key_bits[index]) for plan in plans),
-                value_bits=tuple(16 if tail else int(plan.value_bits[index]) for plan in plans),
-            )
-        )
-    return tuple(rows)
-
-
-def _real(frames: NDArray[np.int64], clip: Clip) -> NDArray[np.int64]:
-    """Frames of a window's tokens; a window of a newline token alone counts as the last frame."""
-    real = frames[frames >= 0]
-    return real if len(real) else np.array([len(clip.frames) - 1])
-
-
-def _time_range(clip: Clip, frames: NDArray[np.int64]) -> tuple[float, float]:
-    real = _real(frames, clip)
-    return float(clip.span_seconds[real[0], 0]), float(clip.span_seconds[real[-1], 1])
-
-
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _layers(policy: Policy, plans: list[LayerPlan], sensitivity: Sequence[float | None]) -> tuple[LayerResult, ...]:
-    rows = []
-    for index, (plan, s) in enumerate(zip(plans, sensitivity, strict=True)):
-        low, high = policy.thresholds(s) or (None, None)
-        widths, counts = np.unique(plan.key_bits, return_counts=True)
-        histogram = {int(width): int(count) for width, count in zip(widths, counts, strict=True)}
-        rows.append(LayerResult(index, s, low, high, histogram))
-    return tuple(rows)
-
-
-def _memory(state: Prefilled, model: VideoModel) -> MemoryResult:
-    from wq_cli.engine import peak_bytes
-
-    cache = state.cache
-    return MemoryResult(
-        kv_bytes=cache.nbytes,
-        kv_bytes_full=cache.full_nbytes,
-        effective_bits=cache.visual_bits,
-        metadata_bytes=cache.metadata_nbytes,
-        peak_bytes=peak_bytes(model.device),
-    )
-
-
-def describe_video(clip: Clip) -> VideoResult:
-    from wq_cli.scenes import COMMENT_PREFIX
-
-    info = clip.info
-    return VideoResult(
-        path=str(info.path),
-        width=info.width,
-        height=info.height,
-        duration_seconds=info.duration_seconds,
-        frames=len(clip.frames),
-        frames_requested=clip.requested,
-        pts_seconds=tuple(float(t) for t in clip.pts_seconds),
-        rotation_degrees=info.rotation_degrees,
-        is_scene=(info.comment or "").startswith(COMMENT_PREFIX),
-    )
-
-
-def describe_model(model: VideoModel, name: str, is_demo: bool) -> ModelResult:
-    import wq_kernels
-    from wq_cli.engine import kv_shape
-
-    chosen = wq_kernels.choose_backend(model.device, model.dtype)
-    heads, dim = kv_shape(model.text_config)
-    return ModelResult(
-        name=name,
-        model_type=model.model_type,
-        is_demo=is_demo,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        backend=chosen.name,
-        backend_reason=chosen.reason,
-        layers=model.text_config.num_hidden_layers,
-        kv_heads=heads,
-        head_dim=dim,
-    )
-
-
-def _policy(settings: Settings) -> PolicyResult:
-    chosen = asdict(settings.quantization)
-    return PolicyResult(chosen.pop("policy"), chosen)
-
-
-def _notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> tuple[str, ...]:
-    return tuple(_all_notices(loaded, windows))
-
-
-def _all_notices(loaded: Loaded, windows: tuple[WindowResult, ...]) -> Iterator[str]:
-    if loaded.is_demo and not describe_video(loaded.clip).is_scene:
-        yield DEMO_NOTICE
-    yield from loaded.clip.notices
-    scored = [window for window in windows if window.role == "scored"]
-    if any(window.similarity is not None and window.relevance is None for window in scored):
-        yield "the windows score alike, so all of them get the middle width"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wq_cli import pipeline
+from wq_cli import describe, pipeline
 from wq_cli.bench.measure import Measurement, measure
 from wq_cli.config import Generation, Settings
 from wq_cli.errors import unknown_name
@@ -128,8 +128,8 @@ def _real(video: str | None, text: str, settings: Settings, listener: Listener) 
         loaded.model,
         prompt,
         pipeline.calibrated_sensitivity(loaded.profile, loaded.model, settings),
-        pipeline.describe_video(loaded.clip),
-        pipeline.describe_model(loaded.model, loaded.name, loaded.is_demo),
+        describe.video(loaded.clip),
+        describe.model(loaded.model, loaded.name, loaded.is_demo),
     )
 
 
@@ -153,5 +153,5 @@ def _random(settings: Settings, listener: Listener) -> _Subject:
     listener.stage("encode", count)
     frames = np.random.default_rng(0).integers(0, 256, (count, SCENE_SIZE, SCENE_SIZE, 3), dtype=np.uint8)
     visual = model.encode(frames, np.arange(count, dtype=np.float64), listener.advance)
-    described = pipeline.describe_model(model, f"{profile.name} (random weights)", is_demo=False)
+    described = describe.model(model, f"{profile.name} (random weights)", is_demo=False)
     return _Subject(model, random_weights.prompt(model, visual), None, None, described)

@@ -1,0 +1,151 @@
+"""What a run was, as the dataclasses of `wq_cli.results`: tensors and plans in, plain numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wq_cli.policies.base import FULL_PRECISION
+from wq_cli.results import LayerResult, MemoryResult, ModelResult, PolicyResult, VideoResult, WindowResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from wq_cli.config import Quantization
+    from wq_cli.engine import Prefilled, Search
+    from wq_cli.models.base import VideoModel
+    from wq_cli.policies.base import LayerPlan, Policy
+    from wq_cli.video import Clip
+
+DEMO_NOTICE = (
+    "this is the demo model: it knows nothing but the world of `wq scenes`, so its answer about this video means "
+    "little; `--profile llava-onevision-0.5b` takes a real model"
+)
+
+
+def windows(
+    clip: Clip,
+    frame_of_token: NDArray[np.int64],
+    found: Search,
+    plans: Sequence[LayerPlan],
+    settings: Quantization,
+) -> tuple[WindowResult, ...]:
+    """Rows of the map for the first request of a batch, the tail last.
+
+    Args:
+        clip: The sampled frames.
+        frame_of_token: Frame of each visual token, [M]; -1 for none.
+        found: Scores.
+        plans: One per layer.
+        settings: With the window size.
+    """
+    size = settings.window
+    count = len(frame_of_token) // size
+    rows = []
+    for index in range(-(-len(frame_of_token) // size)):
+        tail = index >= count
+        frames = frame_of_token[index * size : (index + 1) * size]
+        frames = frames[frames >= 0] if (frames >= 0).any() else np.array([len(clip.frames) - 1])
+        rows.append(
+            WindowResult(
+                index=index,
+                role="tail" if tail else "first" if index == 0 and settings.fixed_first_window else "scored",
+                tokens=min(size, len(frame_of_token) - index * size),
+                first_frame=int(frames[0]),
+                last_frame=int(frames[-1]),
+                start_seconds=float(clip.span_seconds[frames[0], 0]),
+                end_seconds=float(clip.span_seconds[frames[-1], 1]),
+                similarity=None if tail else _number(found.similarity[0, index]),
+                relevance=None if tail else _number(found.relevance[0, index]),
+                key_bits=tuple(FULL_PRECISION if tail else int(plan.key_bits[index]) for plan in plans),
+                value_bits=tuple(FULL_PRECISION if tail else int(plan.value_bits[index]) for plan in plans),
+            )
+        )
+    return tuple(rows)
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def layers(policy: Policy, plans: Sequence[LayerPlan], sensitivity: Sequence[float | None]) -> tuple[LayerResult, ...]:
+    """Sensitivity, thresholds and histogram of every layer."""
+    rows = []
+    for index, (plan, s) in enumerate(zip(plans, sensitivity, strict=True)):
+        low, high = policy.thresholds(s) or (None, None)
+        widths, counts = np.unique(plan.key_bits, return_counts=True)
+        histogram = {int(width): int(count) for width, count in zip(widths, counts, strict=True)}
+        rows.append(LayerResult(index, s, low, high, histogram))
+    return tuple(rows)
+
+
+def memory(state: Prefilled, model: VideoModel) -> MemoryResult:
+    """Bytes of a sealed cache as it is now."""
+    from wq_cli.engine import peak_bytes
+
+    cache = state.cache
+    return MemoryResult(
+        kv_bytes=cache.nbytes,
+        kv_bytes_full=cache.full_nbytes,
+        effective_bits=cache.visual_bits,
+        metadata_bytes=cache.metadata_nbytes,
+        peak_bytes=peak_bytes(model.device),
+    )
+
+
+def video(clip: Clip) -> VideoResult:
+    """The file and the frames taken from it."""
+    from wq_cli.scenes import COMMENT_PREFIX
+
+    info = clip.info
+    return VideoResult(
+        path=info.path,
+        width=info.width,
+        height=info.height,
+        duration_seconds=info.duration_seconds,
+        frames=len(clip.frames),
+        frames_requested=clip.requested,
+        pts_seconds=tuple(float(t) for t in clip.pts_seconds),
+        rotation_degrees=info.rotation_degrees,
+        is_scene=(info.comment or "").startswith(COMMENT_PREFIX),
+    )
+
+
+def model(of: VideoModel, name: str, is_demo: bool) -> ModelResult:
+    """A loaded model, and the backend that its cache will run on."""
+    import wq_kernels
+    from wq_cli.engine import kv_shape
+
+    backend = wq_kernels.choose_backend(of.device, of.dtype)
+    heads, dim = kv_shape(of.text_config)
+    return ModelResult(
+        name=name,
+        model_type=of.model_type,
+        is_demo=is_demo,
+        device=str(of.device),
+        dtype=str(of.dtype).removeprefix("torch."),
+        backend=backend.name,
+        backend_reason=backend.reason,
+        layers=of.text_config.num_hidden_layers,
+        kv_heads=heads,
+        head_dim=dim,
+    )
+
+
+def policy(settings: Quantization) -> PolicyResult:
+    """The policy and every setting that can change its plan."""
+    chosen = asdict(settings)
+    return PolicyResult(chosen.pop("policy"), chosen)
+
+
+def notices(clip: Clip, is_demo: bool, rows: Sequence[WindowResult]) -> Iterator[str]:
+    """What the user should know besides the figures, one sentence each."""
+    if is_demo and not video(clip).is_scene:
+        yield DEMO_NOTICE
+    yield from clip.notices
+    if any(row.role == "scored" and row.similarity is not None and row.relevance is None for row in rows):
+        yield "the windows score alike, so all of them get the middle width"
