@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import BinaryIO, cast
 
@@ -64,12 +65,22 @@ def check_pixels(width: int, height: int, limits: Limits, name: str) -> None:
         )
 
 
-def decoder(stream: VideoStream, limits: Limits) -> VideoCodecContext:
-    """A decoder for the stream, not opened yet."""
+def tag(metadata: Mapping[str, str], key: str) -> str | None:
+    """A tag by its name; containers disagree on capitals."""
+    return next((value for name, value in metadata.items() if name.lower() == key), None)
+
+
+def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodecContext:
+    """A decoder for the stream, not opened yet.
+
+    The fast one works on several pictures at once, makes up what is missing and reports an error late, losing good
+    pictures with it. The careful one reports every error at the packet that has it.
+    """
     context = stream.codec_context
     # FFmpeg's own decoders of VP8 and VP9 drop the alpha plane, which travels beside each packet.
     alpha = _ALPHA_DECODERS.get(context.name)
-    if stream.metadata.get("alpha_mode") == "1" and alpha in av.codecs_available:
+    if tag(stream.metadata, "alpha_mode") == "1" and alpha in av.codecs_available:
         context = cast(VideoCodecContext, av.CodecContext.create(alpha, "r"))
-    context.options = {"max_pixels": str(limits.max_pixels)}
+    context.options = {"max_pixels": str(limits.max_pixels)} | ({"err_detect": "explode"} if is_careful else {})
+    context.thread_type = "SLICE" if is_careful else "AUTO"
     return context

@@ -105,9 +105,7 @@ class Decoder:
     def _open(self) -> None:
         self._container: InputContainer = open_container(self._file, self._limits, self._name)
         self.stream: VideoStream = best_stream(self._container, self._limits, self._name)
-        self._context = decoder(self.stream, self._limits)
-        # Threads that work on several pictures at once report an error late and lose good pictures with it.
-        self._context.thread_type = "SLICE" if self._is_careful else "AUTO"
+        self._context = decoder(self.stream, self._limits, self._is_careful)
         self._packets = picture_packets(self._container, self.stream)
         self._next = 0
 

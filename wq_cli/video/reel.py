@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import BinaryIO, Protocol
 
+import av
 import numpy as np
 import numpy.typing as npt
+from av.container import InputContainer
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import Limits, VideoInfo
-from wq_cli.video.container import best_stream, check_pixels, open_container
+from wq_cli.video.container import best_stream, check_pixels, open_container, tag
 from wq_cli.video.decode import Decoder
 from wq_cli.video.picture import Orientation, display_size, orientation, to_rgb
 from wq_cli.video.timeline import Timeline, scan
@@ -73,14 +76,16 @@ def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]
     with open_container(file, limits, name) as container:
         stream = best_stream(container, limits, name)
         timeline = scan(container, stream, limits, name)
-        notices = _cut_notices(timeline, stream.frames)
-        tags = {key.lower(): value for key, value in container.metadata.items()}
+        notices = _cut_notices(timeline, _promised_seconds(container, stream))
+        comment = tag(container.metadata, "comment")
         has_audio = bool(container.streams.audio)
         container_name = container.format.name
     with closing(Decoder(file, limits, name, timeline)) as decoder:
         first = _first_picture(decoder, timeline)
         if first is None:
-            raise VideoError(f"no picture in `{name}` can be decoded", "the file is damaged")
+            raise VideoError(
+                f"no picture in `{name}` can be decoded", "it is damaged, or in a format that this FFmpeg does not know"
+            )
         turn = orientation(first)
         width, height = display_size(first, decoder.stream.sample_aspect_ratio, turn)
         check_pixels(width, height, limits, name)
@@ -95,7 +100,7 @@ def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]
             codec=decoder.stream.codec_context.name,
             container=container_name,
             has_audio=has_audio,
-            comment=tags.get("comment"),
+            comment=comment,
             frame_count=count,
             start_seconds=timeline.origin_seconds,
         )
@@ -103,15 +108,21 @@ def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]
 
 
 def _first_picture(decoder: Decoder, timeline: Timeline) -> VideoFrame | None:
-    ranks = timeline.ranks[timeline.keys[:_ATTEMPTS]]
-    for rank in ranks[ranks >= 0]:
+    keys = timeline.ranks[timeline.keys[:_ATTEMPTS]]
+    for rank in [0, *keys[keys > 0].tolist()]:
         for _, _, frame in decoder.frames(np.array([rank])):
             return frame
     return None
 
 
-def _cut_notices(timeline: Timeline, promised: int) -> list[str]:
-    if not timeline.is_cut:
-        return []
-    of = f" of {promised}" if promised > len(timeline.ranks) else ""
-    return [f"the file is incomplete: it holds the first {len(timeline.ranks)}{of} frames"]
+def _cut_notices(timeline: Timeline, promised_seconds: float) -> list[str]:
+    if promised_seconds > 1.1 * timeline.end_seconds + 0.5:
+        return [f"the file promises {promised_seconds:.1f} s of video and holds {timeline.end_seconds:.1f} s"]
+    return ["the file breaks off in the middle of a picture"] if timeline.is_cut else []
+
+
+def _promised_seconds(container: InputContainer, stream: VideoStream) -> float:
+    """Length by the header, 0 where it gives none."""
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return ((container.duration or 0) - (container.start_time or 0)) / av.time_base

@@ -82,6 +82,7 @@ def scan(container: InputContainer, stream: VideoStream, limits: Limits, name: s
             pts.append(_NONE if packet.pts is None else packet.pts)
             dts.append(_NONE if packet.dts is None else packet.dts)
             duration.append(packet.duration or 0)
+            is_cut = packet.is_corrupt
             is_key.append(packet.is_keyframe)
             is_shown.append(not (packet.is_discard or (has_hidden and not memoryview(packet)[0] & 0x10)))
     except av.FFmpegError:
