@@ -51,7 +51,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     request = _request.get()
     if request == "torch":
         return Backend("torch", "asked for")
-    obstacle = _triton_obstacle(device, dtype, interpret=request == "triton")
+    obstacle = _triton_obstacle(device, dtype, asked=request == "triton")
     if obstacle is None:
         return Backend("triton", "asked for" if request == "triton" else f"Triton and {device} are available")
     if request == "triton":
@@ -59,20 +59,18 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     return Backend("torch", obstacle)
 
 
-def _triton_obstacle(device: torch.device, dtype: torch.dtype, *, interpret: bool) -> str | None:
+def _triton_obstacle(device: torch.device, dtype: torch.dtype, *, asked: bool) -> str | None:
     """Why the Triton kernels cannot take such tensors; None when they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"the kernels do not take {dtype}"
-    # The interpreter is for tests: far slower than the torch path, so that only a request brings it.
-    if device.type == "cpu" and interpret and os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    if device.type != "cuda":
-        return f"the tensors are on {device.type}, not on a GPU"
-    if torch.version.hip is not None:
-        return "the kernels are for NVIDIA GPUs"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return f"the GPU has compute capability {major}.{minor}; the kernels need 8.0"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and asked:
+        # The interpreter is for tests: far slower than PyTorch, so that it only runs on request. Its bfloat16 is wrong.
+        return None if dtype in (torch.float32, torch.float16) else f"the interpreter does not take {dtype}"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"the tensors are on {device.type}, not on an NVIDIA GPU"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"the kernels take float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from wq_kernels.dispatch import choose_backend
 from wq_kernels.layout import Segment
 from wq_kernels.ops.attend import naive
 
@@ -27,8 +28,8 @@ def attend(
     raw token j when j <= raw_length - Q + i. A row that sees nothing gives 0.
 
     Args:
-        query: [B, Hq, Q, D], float32, float16 or bfloat16 (float64 in PyTorch only); Hq = G * Hkv, heads of one KV
-            head next to each other.
+        query: [B, Hq, Q, D], float64, float32, float16 or bfloat16, unit stride along D; Hq = G * Hkv, the heads of
+            one KV head next to each other.
         segments: Packed or raw segments of [B, Hkv, ., D]; any number, any widths.
         raw_key: [B, Hkv, capacity, D] in the dtype of query, unit stride along D, `raw_length` tokens filled.
         raw_value: As `raw_key`.
@@ -45,7 +46,14 @@ def attend(
     Source: flash decoding (split over the tokens, merge by log-sum-exp), ours over mixed widths.
     """
     _check(query, segments, raw_key, raw_value, raw_length, raw_mask)
-    return naive.attend(query, segments, raw_key, raw_value, raw_length, scaling=scaling, raw_mask=raw_mask)
+    if query.numel() == 0:
+        return torch.empty_like(query)
+    if choose_backend(query.device, query.dtype).name == "torch":
+        return naive.attend(query, segments, raw_key, raw_value, raw_length, scaling=scaling, raw_mask=raw_mask)
+    from wq_kernels.ops.attend import kernel
+
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+        return kernel.attend(query, segments, raw_key, raw_value, raw_length, scaling=scaling, raw_mask=raw_mask)
 
 
 def _check(
@@ -58,10 +66,13 @@ def _check(
         raise ValueError(f"query, raw_key and raw_value must be [B, G * Hkv, Q, D] and twice [B, Hkv, N, D]: {shapes}")
     if key.dtype != query.dtype or value.dtype != query.dtype:
         raise ValueError(f"raw_key and raw_value must be {query.dtype} as query, not {key.dtype} and {value.dtype}")
+    if any(tensor.stride(3) != 1 for tensor in (query, key, value) if channels > 1):
+        raise ValueError("query, raw_key and raw_value must have unit stride along D")
     if not 0 <= length <= capacity:
         raise ValueError(f"raw_length must lie between 0 and the capacity {capacity}, not be {length}")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, capacity)):
-        raise ValueError(f"raw_mask must be bool [{batch}, {capacity}], not {mask.dtype} {list(mask.shape)}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, capacity) or mask.stride(1) != 1):
+        found = f"{mask.dtype} {list(mask.shape)} with strides {mask.stride()}"
+        raise ValueError(f"raw_mask must be bool [{batch}, {capacity}] with unit stride along tokens, not {found}")
     for segment in segments:
         shape = segment.key.data.shape
         if (*shape[:2], shape[3]) != (batch, heads, channels):

@@ -6,16 +6,16 @@ as rows: unpacked values stay in registers, and few query rows waste little of a
 words; token p of every row forms plane p, one product per plane, and the scores stay apart by plane through the softmax
 because the order of tokens does not matter.
 
-Packed values enter a product as x / 2**bits, in float16 whatever the half type of the model: its 11 bits hold codes and
-scales better than the 8 of bfloat16. code / 2**bits is exact there and code / 2**bits * scale finite for every finite
-scale; the factor 2**bits goes into the scale of the scores and of the output. Keys and values of a bfloat16 model are
-therefore limited to 65504 * 2**bits in magnitude, queries to 65504 (they are clamped).
+Products of packed values are in float16 (planes.py says why): keys and values of a bfloat16 model must stay below
+65504 * 2**bits in magnitude, and queries are clamped to 65504.
 """
+
+# ruff: noqa: RUF005 - Triton does not compile starred tuples
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, misc"
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -23,124 +23,28 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from wq_kernels.launch import card, describe, next_power_of_two, plan_attend, tokens_per_row
+from wq_kernels.launch import AttendTile, card, choose_tile, next_power_of_two, plan_attend, segment_shape
 from wq_kernels.layout import Block, Segment
+from wq_kernels.ops.attend.planes import byte_planes, head_block, load_metadata, source_row
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = 1.4426950408889634
 
 
-def _unpack_assembly(bits: int) -> tl.constexpr:
-    """PTX that turns one byte of two words into 8 / bits pairs of code / 2**bits * scale + minimum.
-
-    The byte goes to the top of each half; a shift and one logic operation per pair put the code into the top mantissa
-    bits of 1.0, which is exactly 1 + code / 2**bits, and 1 is taken off again before the scale comes on.
-    Operands: the output pairs, two words, the byte's selector (twice, since operands come in pairs), scales, minima.
-    """
-    planes = 8 // bits
-    low, high, selector, _, scale, minimum = (f"${planes + i}" for i in range(6))
-    mask = ((2**bits - 1) << (10 - bits)) * 0x10001
-    lines = [".reg .b32 bytes, code, minus_one", "mov.b32 minus_one, 0xbc00bc00"]
-    lines += [f"prmt.b32 bytes, {low}, {high}, {selector}"]
-    for plane in range(planes):
-        lines += [
-            f"shr.u32 code, bytes, {bits - 2 + plane * bits}",
-            f"lop3.b32 code, code, {mask:#x}, 0x3c003c00, 0xea",
-            "add.rn.f16x2 code, code, minus_one",
-            f"fma.rn.f16x2 ${plane}, code, {scale}, {minimum}",
-        ]
-    return tl.constexpr("{ " + "; ".join(lines) + "; }")
-
-
-UNPACK_2, UNPACK_4, UNPACK_8 = (_unpack_assembly(bits) for bits in (2, 4, 8))
-
-
 @triton.jit
-def byte_planes(words, scale, minimum, BYTE: tl.constexpr, BITS: tl.constexpr, USE_ASSEMBLY: tl.constexpr):
-    """The 8 / BITS planes x / 2**BITS of byte BYTE of each word, a tuple of tensors of scale's dtype and words' shape.
-
-    Args:
-        words: int32, any shape.
-        scale: Same shape.
-        minimum: Same shape, minimum / 2**BITS.
-        USE_ASSEMBLY: float16 on a GPU only; an interpreter cannot run it.
-    """
-    if USE_ASSEMBLY:
-        selector = 0x4400 + 0x1111 * BYTE
-        if BITS == 2:
-            return tl.inline_asm_elementwise(
-                UNPACK_2,
-                "=r,=r,=r,=r,r,r,r,r,r,r",
-                [words, selector, scale, minimum],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
-        if BITS == 4:
-            return tl.inline_asm_elementwise(
-                UNPACK_4,
-                "=r,=r,r,r,r,r,r,r",
-                [words, selector, scale, minimum],
-                dtype=(tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
-        return (
-            tl.inline_asm_elementwise(
-                UNPACK_8,
-                "=r,r,r,r,r,r,r",
-                [words, selector, scale, minimum],
-                dtype=tl.float16,
-                is_pure=True,
-                pack=2,
-            ),
-        )
-    planes = ()
-    for i in tl.static_range(8 // BITS):
-        code = (words >> (8 * BYTE + BITS * i)) & (2**BITS - 1)
-        fraction = code.to(tl.float32) * (0.5**BITS)
-        planes = planes + ((fraction * scale.to(tl.float32) + minimum.to(tl.float32)).to(scale.dtype),)
-    return planes
-
-
-@triton.jit
-def source_row(row, part, PARTS: tl.constexpr, PER_WINDOW: tl.constexpr, ROWS_PER_WINDOW: tl.constexpr):
-    """Row of a block's data for part `part` of tile rows `row`, and whether the window reaches that far.
-
-    A tile row is PARTS rows of the data; a window has PER_WINDOW rows of data in ROWS_PER_WINDOW tile rows.
-    """
-    if ROWS_PER_WINDOW * PARTS == PER_WINDOW:
-        return row * PARTS + part, row >= 0
-    inner = row % ROWS_PER_WINDOW * PARTS + part
-    return row // ROWS_PER_WINDOW * PER_WINDOW + inner, inner < PER_WINDOW
-
-
-@triton.jit
-def load_metadata(
-    block, row, channel, mask,
-    BITS: tl.constexpr, ROWS_PER_WINDOW: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Scale and minimum / 2**BITS of the windows of tile rows."""
-    offset = row // ROWS_PER_WINDOW * D + channel
-    scale = tl.load(block[1] + offset, mask=mask, other=0.0)
-    minimum = tl.load(block[2] + offset, mask=mask, other=0.0).to(tl.float32) * (0.5**BITS)
-    return scale.to(DTYPE), minimum.to(DTYPE)
-
-
-@triton.jit
-def key_scores(
-    b_q, block, stride, row, channel, mask,
+def add_key_scores(
+    scores, b_q, block, stride, row, channel, mask,
     BITS: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
     DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Products of the keys of tile rows with the queries [D, M]: T planes [ROWS, M] of x / 2**BITS (x when raw)."""
-    scores = ()
+    """T planes of scores [ROWS, M] plus the products of some channels of the keys (over 2**BITS) and queries [C, M]."""
+    new_scores = ()
     ROWS_PER_WINDOW: tl.constexpr = (WINDOW + T - 1) // T
     if BITS == 16:
-        for part in tl.static_range(T):
-            source, present = source_row(row, part, T, WINDOW, ROWS_PER_WINDOW)
+        for p in tl.static_range(T):
+            source, present = source_row(row, p, T, WINDOW, ROWS_PER_WINDOW)
             b_k = tl.load(block[0] + source * stride + channel, mask=mask & present, other=0.0)
-            scores = scores + (tl.dot(b_k, b_q, input_precision="ieee"),)
+            new_scores = new_scores + (tl.dot(b_k, b_q, scores[p], input_precision="ieee"),)
     else:
         WORDS: tl.constexpr = T * BITS // 32
         b_scale, b_minimum = load_metadata(block, row, channel, mask, BITS, ROWS_PER_WINDOW, D, DTYPE)
@@ -150,8 +54,9 @@ def key_scores(
             for byte in tl.static_range(4):
                 planes = byte_planes(b_words, b_scale, b_minimum, byte, BITS, USE_ASSEMBLY)
                 for i in tl.static_range(8 // BITS):
-                    scores = scores + (tl.dot(planes[i], b_q, input_precision="ieee"),)
-    return scores
+                    b_score = scores[(part * 4 + byte) * (8 // BITS) + i]
+                    new_scores = new_scores + (tl.dot(planes[i], b_q, b_score, input_precision="ieee"),)
+    return new_scores
 
 
 @triton.jit
@@ -160,13 +65,13 @@ def add_values(
     BITS: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
     DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Output [D, M] plus the values of tile rows, transposed and over 2**BITS, times T planes of weights [ROWS, M]."""
+    """Output [C, M] plus some channels of the values (over 2**BITS) times T planes of weights [ROWS, M]."""
     ROWS_PER_WINDOW: tl.constexpr = (WINDOW + T - 1) // T
     if BITS == 16:
-        for part in tl.static_range(T):
-            source, present = source_row(row, part, T, WINDOW, ROWS_PER_WINDOW)
+        for p in tl.static_range(T):
+            source, present = source_row(row, p, T, WINDOW, ROWS_PER_WINDOW)
             b_v = tl.load(block[0] + source * stride + channel, mask=mask & present, other=0.0)
-            b_output = tl.dot(b_v, weights[part].to(b_v.dtype), b_output, input_precision="ieee")
+            b_output = tl.dot(b_v, weights[p].to(b_v.dtype), b_output, input_precision="ieee")
     else:
         WORDS: tl.constexpr = T * BITS // 32
         b_scale, b_minimum = load_metadata(block, row, channel, mask, BITS, ROWS_PER_WINDOW, D, DTYPE)
@@ -176,83 +81,112 @@ def add_values(
             for byte in tl.static_range(4):
                 planes = byte_planes(b_words, b_scale, b_minimum, byte, BITS, USE_ASSEMBLY)
                 for i in tl.static_range(8 // BITS):
-                    b_weight = weights[(part * 4 + byte) * (8 // BITS) + i].to(planes[i].dtype)
+                    b_weight = weights[(part * 4 + byte) * (8 // BITS) + i].to(DTYPE)
                     b_output = tl.dot(planes[i], b_weight, b_output, input_precision="ieee")
     return b_output
 
 
 @triton.jit
+def softmax_step(scores, visible, row, b_top, b_total, scale, T: tl.constexpr, WINDOW: tl.constexpr):
+    """Weights of T planes of products [ROWS, M] under the running maximum, which may rise.
+
+    Returns:
+        Weights, maximum [M], total of the weights so far [M], and the factor [M] that what was summed before needs.
+    """
+    masked = ()
+    for p in tl.static_range(T):
+        seen = visible
+        if WINDOW % T != 0:
+            seen = visible & (row % ((WINDOW + T - 1) // T) * T + p < WINDOW)[:, None]
+        masked = masked + (tl.where(seen, scores[p] * scale, float("-inf")),)
+    b_highest = masked[0]
+    for p in tl.static_range(1, T):
+        b_highest = tl.maximum(b_highest, masked[p])
+    b_new_top = tl.maximum(b_top, tl.max(b_highest, axis=0))
+    # While nothing is seen, 0 takes the place of -inf, whose difference to itself is no number.
+    b_base = tl.where(b_new_top == float("-inf"), 0.0, b_new_top)
+    b_decay = tl.exp2(b_top - b_base)
+    weights = ()
+    for p in tl.static_range(T):
+        weights = weights + (tl.exp2(masked[p] - b_base[None, :]),)
+    b_sum = weights[0]
+    for p in tl.static_range(1, T):
+        b_sum += weights[p]
+    return weights, b_new_top, b_total * b_decay + tl.sum(b_sum, axis=0), b_decay
+
+
+@triton.jit
 def attend_stretch(
-    b_q, key, value, key_stride, value_stride, first, stop, last_seen, p_mask, scaling,
+    queries, key, value, key_stride, value_stride, first, stop, last_seen, p_mask, scaling,
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
     IS_RUN: tl.constexpr, USE_MASK: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Attention of queries [D, M] over tile rows [first, stop): output [D, M], log2-sum-exp2 [M].
+    """Attention over tile rows [first, stop): output [C, M] of each part of the channels, log2-sum-exp2 [M].
 
     Args:
+        queries: [C, M] for each part of the channels.
         last_seen: [M], last row that a query may see; used when IS_RUN.
         p_mask: bool per row, False for never; used when USE_MASK.
         scaling: Of the scores, in base 2.
     """
-    o_row = tl.arange(0, ROWS)
-    o_channel = tl.arange(0, BLOCK_D)
-    b_output = tl.zeros([BLOCK_D, BLOCK_M], dtype=tl.float32)
     b_top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     b_total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    score_scale = scaling if KEY_BITS == 16 else scaling * 2**KEY_BITS
+    outputs = ()
+    for _ in tl.static_range(len(queries)):
+        outputs = outputs + (tl.zeros([BLOCK_C, BLOCK_M], dtype=tl.float32),)
     for start in range(first, stop, ROWS):
-        row = (start + o_row).to(tl.int64)
-        m_key = (row < stop)[:, None]
-        m_value = (row < stop)[None, :]
-        if D < BLOCK_D:
-            m_key = m_key & (o_channel < D)[None, :]
-            m_value = m_value & (o_channel < D)[:, None]
-        products = key_scores(
-            b_q, key, key_stride, row[:, None], o_channel[None, :], m_key,
-            KEY_BITS, T, WINDOW, D, DTYPE, USE_ASSEMBLY,
-        )  # fmt: skip
-        visible = (row < stop)[:, None]
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        m_row = row < stop
+        scores = ()
+        for _ in tl.static_range(T):
+            scores = scores + (tl.zeros([ROWS, BLOCK_M], dtype=tl.float32),)
+        for part in tl.static_range(len(queries)):
+            channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+            mask = m_row[:, None]
+            if D % BLOCK_C != 0:
+                mask = mask & (channel < D)[None, :]
+            scores = add_key_scores(
+                scores, queries[part], key, key_stride, row[:, None], channel[None, :], mask,
+                KEY_BITS, T, WINDOW, D, DTYPE, USE_ASSEMBLY,
+            )  # fmt: skip
+        visible = m_row[:, None]
         if IS_RUN:
             visible = visible & (row[:, None] <= last_seen[None, :])
         if USE_MASK:
-            visible = visible & tl.load(p_mask + row, mask=row < stop, other=False)[:, None]
-        scores = ()
-        b_new_top = b_top
-        for p in tl.static_range(T):
-            seen = visible
-            if WINDOW % T != 0:
-                seen = visible & (row % ((WINDOW + T - 1) // T) * T + p < WINDOW)[:, None]
-            b_score = tl.where(seen, products[p] * score_scale, float("-inf"))
-            b_new_top = tl.maximum(b_new_top, tl.max(b_score, axis=0))
-            scores = scores + (b_score,)
-        # Keeps -inf - -inf out of the exponent while nothing is seen.
-        b_base = tl.where(b_new_top == float("-inf"), 0.0, b_new_top)
-        b_decay = tl.exp2(b_top - b_base)
-        weights = ()
-        b_total = b_total * b_decay
-        for p in tl.static_range(T):
-            weights = weights + (tl.exp2(scores[p] - b_base[None, :]),)
-            b_total = b_total + tl.sum(weights[p], axis=0)
-        b_output = add_values(
-            b_output * b_decay[None, :], weights, value, value_stride, row[None, :], o_channel[:, None], m_value,
-            VALUE_BITS, T, WINDOW, D, DTYPE, USE_ASSEMBLY,
-        )  # fmt: skip
-        b_top = b_new_top
-    b_output = b_output / tl.where(b_total > 0, b_total, 1.0)[None, :]
-    if VALUE_BITS != 16:
-        b_output = b_output * 2**VALUE_BITS
-    return b_output, b_top + tl.log2(b_total)
+            visible = visible & tl.load(p_mask + row, mask=m_row, other=False)[:, None]
+        scale = scaling if KEY_BITS == 16 else scaling * 2**KEY_BITS
+        weights, b_top, b_total, b_decay = softmax_step(scores, visible, row, b_top, b_total, scale, T, WINDOW)
+        new_outputs = ()
+        for part in tl.static_range(len(queries)):
+            channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+            mask = m_row[None, :]
+            if D % BLOCK_C != 0:
+                mask = mask & (channel < D)[:, None]
+            b_output = add_values(
+                outputs[part] * b_decay[None, :], weights, value, value_stride, row[None, :], channel[:, None], mask,
+                VALUE_BITS, T, WINDOW, D, DTYPE, USE_ASSEMBLY,
+            )  # fmt: skip
+            new_outputs = new_outputs + (b_output,)
+        outputs = new_outputs
+    return outputs, b_top, b_total
 
 
 @triton.jit
-def store_partial(b_output, b_lse, output, lse, row, rows, split, splits, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Output [D, M] to [rows, splits, D] and log2-sum-exp2 [M] to [rows, splits] (natural), both of one KV head."""
-    o_channel = tl.arange(0, BLOCK_D)
+def store_partial(
+    outputs, b_top, b_total, output, lse, row, rows, split, splits,
+    BITS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Normalise and store: output [C, M] by parts to [rows, splits, D], log-sum-exp [M] to [rows, splits]."""
     place = row.to(tl.int64) * splits + split
-    tl.store(lse + place, b_lse * LN_2, mask=row < rows)
-    p_output = output + place[None, :] * D + o_channel[:, None]
-    tl.store(p_output, b_output, mask=(row < rows)[None, :] & (o_channel < D)[:, None])
+    tl.store(lse + place, (b_top + tl.log2(b_total)) * LN_2, mask=row < rows)
+    b_factor = 1 / tl.where(b_total > 0, b_total, 1.0)
+    if BITS != 16:
+        b_factor = b_factor * 2**BITS
+    for part in tl.static_range(len(outputs)):
+        channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+        p_output = output + place[None, :] * D + channel[:, None]
+        tl.store(p_output, outputs[part] * b_factor[None, :], mask=(row < rows)[None, :] & (channel < D)[:, None])
 
 
 @triton.jit(do_not_specialize=["raw_length", "raw_rows_per_split"])
@@ -261,7 +195,7 @@ def attend_kernel(
     stride_qb, stride_qh, stride_qq, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mb,
     scaling, heads, group, queries,
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOWS: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr,
-    RAW_ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    RAW_ROWS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
     USE_MASK: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Partial attention of one stretch: softmax(q k^T) v over its tokens, and the log-sum-exp of its scores.
@@ -284,13 +218,18 @@ def attend_kernel(
     rows = group * queries
     batch, head = i_head // heads, i_head % heads
     row = i_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_channel = tl.arange(0, BLOCK_D)
     p_q = query + batch * stride_qb + (head * group + row // queries) * stride_qh + row % queries * stride_qq
-    b_q = tl.load(p_q[None, :] + o_channel[:, None], mask=(row < rows)[None, :] & (o_channel < D)[:, None], other=0.0)
-    b_q_packed = b_q
-    if b_q.dtype == tl.bfloat16:
-        b_q_packed = tl.clamp(b_q.to(tl.float32), -65504.0, 65504.0)
-    b_q_packed = b_q_packed.to(DTYPE)
+    raw_parts = ()
+    packed_parts = ()
+    for part in tl.static_range((D + BLOCK_C - 1) // BLOCK_C):
+        channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+        mask = (row < rows)[None, :] & (channel < D)[:, None]
+        b_q = tl.load(p_q[None, :] + channel[:, None], mask=mask, other=0.0)
+        raw_parts = raw_parts + (b_q,)
+        if b_q.dtype == tl.bfloat16:
+            packed_parts = packed_parts + (tl.clamp(b_q.to(tl.float32), -65504.0, 65504.0).to(DTYPE),)
+        else:
+            packed_parts = packed_parts + (b_q.to(DTYPE),)
     last_seen = raw_length - queries + row % queries
     output += i_head * rows * splits * D
     lse += i_head * rows * splits
@@ -299,46 +238,41 @@ def attend_kernel(
         first = (i_split - first_split) * rows_per_split
         if (first >= 0) & (first < segment_rows):
             windows = i_head * (segment_rows // ((WINDOWS[i] + T[i] - 1) // T[i]))
-            b_output, b_lse = attend_stretch(
-                b_q if KEY_BITS[i] == 16 else b_q_packed,
+            outputs, b_top, b_total = attend_stretch(
+                raw_parts if KEY_BITS[i] == 16 else packed_parts,
                 head_block(keys[i], windows, KEY_BITS[i], WINDOWS[i], D),
                 head_block(values[i], windows, VALUE_BITS[i], WINDOWS[i], D),
                 D, D, first, tl.minimum(first + rows_per_split, segment_rows), last_seen, raw_mask, scaling,
-                KEY_BITS[i], VALUE_BITS[i], T[i], WINDOWS[i], ROWS[i], D, BLOCK_D, BLOCK_M,
+                KEY_BITS[i], VALUE_BITS[i], T[i], WINDOWS[i], ROWS[i], D, BLOCK_C, BLOCK_M,
                 False, False, DTYPE, USE_ASSEMBLY,
             )  # fmt: skip
-            store_partial(b_output, b_lse, output, lse, row, rows, i_split, splits, D, BLOCK_D)
+            store_partial(outputs, b_top, b_total, output, lse, row, rows, i_split, splits, VALUE_BITS[i], D, BLOCK_C)
     raw_splits = (raw_length + raw_rows_per_split - 1) // raw_rows_per_split
     first = (i_split - (splits - raw_splits)) * raw_rows_per_split
     if first >= 0:
-        b_output, b_lse = attend_stretch(
-            b_q,
+        outputs, b_top, b_total = attend_stretch(
+            raw_parts,
             (raw_key + batch * stride_kb + head * stride_kh,),
             (raw_value + batch * stride_vb + head * stride_vh,),
             stride_kn, stride_vn, first, tl.minimum(first + raw_rows_per_split, raw_length),
             last_seen, raw_mask + batch * stride_mb, scaling,
-            16, 16, 1, 1, RAW_ROWS, D, BLOCK_D, BLOCK_M, True, USE_MASK, DTYPE, USE_ASSEMBLY,
+            16, 16, 1, 1, RAW_ROWS, D, BLOCK_C, BLOCK_M, True, USE_MASK, DTYPE, USE_ASSEMBLY,
         )  # fmt: skip
-        store_partial(b_output, b_lse, output, lse, row, rows, i_split, splits, D, BLOCK_D)
+        store_partial(outputs, b_top, b_total, output, lse, row, rows, i_split, splits, 16, D, BLOCK_C)
 
 
-@triton.jit
-def head_block(block, windows, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
-    """Pointers of a block moved past `windows` windows, to where a head begins."""
-    if BITS == 16:
-        return (block[0] + windows * WINDOW * D, block[1], block[2])
-    metadata = windows * D
-    return (block[0] + metadata * ((WINDOW * BITS + 31) // 32), block[1] + metadata, block[2] + metadata)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
-    partial, lse, output, stride_ob, stride_oh, stride_oq, splits, heads, group, queries,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    partial, lse, output, splits, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr
 ):  # fmt: skip
     """Join the partial outputs of one query row: sum_s exp(lse_s - max) o_s / sum_s exp(lse_s - max).
 
-    Grid: B * Hq * Q rows, in the order [B, Hkv, G, Q].
+    Grid: query rows.
+
+    Args:
+        partial: float32 [rows, splits, D].
+        lse: float32 [rows, splits].
+        output: [rows, D].
     """
     i_row = tl.program_id(0).to(tl.int64)
     o_channel = tl.arange(0, BLOCK_D)
@@ -359,10 +293,7 @@ def merge_kernel(
         b_total = b_total * decay + tl.sum(b_weight, axis=0)
         b_top = new_top
     b_output = b_output / tl.where(b_total > 0, b_total, 1.0)
-    query, query_head = i_row % queries, i_row // queries
-    batch, query_head = query_head // (heads * group), query_head % (heads * group)
-    p_output = output + batch * stride_ob + query_head * stride_oh + query * stride_oq + o_channel
-    tl.store(p_output, b_output, mask=o_channel < D)
+    tl.store(output + i_row * D + o_channel, b_output, mask=o_channel < D)
 
 
 def opaque(n: int) -> int:
@@ -379,21 +310,24 @@ def attend(
     *,
     scaling: float,
     raw_mask: Tensor | None,
+    tile: AttendTile | None = None,
 ) -> Tensor:
-    """See `wq_kernels.attend`."""
+    """See `wq_kernels.attend`; `tile` replaces the choice of launch.py."""
     batch, query_heads, queries, channels = query.shape
     heads = raw_key.shape[1]
     group = query_heads // heads
-    segments = [segment for segment in segments if segment.key.windows]
-    plan = plan_attend(group * queries, batch * heads, describe(segments), raw_length, card(query.device))
+    segments = [segment for segment in segments if segment.tokens]
+    shapes = [segment_shape(segment) for segment in segments]
+    gpu = card(query.device)
+    tile = tile or choose_tile(group * queries, channels, shapes, gpu)
+    plan = plan_attend(group * queries, batch * heads, shapes, raw_length, tile, gpu)
     if plan.splits == 0:
         return torch.zeros_like(query)
     partial = torch.empty(batch, query_heads, queries, plan.splits, channels, device=query.device)
     lse = torch.empty(batch, query_heads, queries, plan.splits, device=query.device)
-    output = torch.empty_like(query)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     first_splits = [sum(s.splits for s in plan.segments[:i]) for i in range(len(segments))]
-    blocks = -(-group * queries // plan.query_block)
-    attend_kernel[(plan.splits, blocks, batch * heads)](
+    attend_kernel[(plan.splits, -(-group * queries // tile.query_block), batch * heads)](
         query, partial, lse,
         tuple(pointers(segment.key) for segment in segments),
         tuple(pointers(segment.value) for segment in segments),
@@ -405,30 +339,30 @@ def attend(
         *query.stride()[:3], *raw_key.stride()[:3], *raw_value.stride()[:3],
         0 if raw_mask is None else raw_mask.stride(0),
         scaling * LOG2_E, heads, group, queries,
-        KEY_BITS=tuple(segment.key.bits for segment in segments),
-        VALUE_BITS=tuple(segment.value.bits for segment in segments),
-        WINDOWS=tuple(segment.key.window for segment in segments),
+        KEY_BITS=tuple(shape.key_bits for shape in shapes),
+        VALUE_BITS=tuple(shape.value_bits for shape in shapes),
+        WINDOWS=tuple(shape.window for shape in shapes),
         ROWS=tuple(stretch.tile_rows for stretch in plan.segments),
-        T=tuple(tokens_per_row(segment.key.bits, segment.value.bits) for segment in segments),
+        T=tuple(shape.tokens_per_row for shape in shapes),
         RAW_ROWS=plan.raw.tile_rows,
         D=channels,
-        BLOCK_D=max(16, next_power_of_two(channels)),
-        BLOCK_M=plan.query_block,
+        BLOCK_C=tile.channel_block,
+        BLOCK_M=tile.query_block,
         USE_MASK=raw_mask is not None,
         DTYPE=tl.float32 if query.dtype == torch.float32 else tl.float16,
         USE_ASSEMBLY=query.dtype != torch.float32 and not isinstance(attend_kernel, InterpretedFunction),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
     merge_kernel[(batch * query_heads * queries,)](
-        partial, lse, output, *output.stride()[:3], plan.splits, heads, group, queries,
-        D=channels, BLOCK_D=next_power_of_two(channels), BLOCK_S=16, num_warps=4,
+        partial, lse, output, plan.splits,
+        D=channels, BLOCK_D=next_power_of_two(channels), BLOCK_S=32, num_warps=4,
     )  # fmt: skip
     return output
 
 
-def pointers(block: Block) -> tuple[Tensor, Any, Any]:
+def pointers(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     """Tensors of a block; a raw one has no scale and no minimum, and its data stands in for them."""
-    return block.data, block.data if block.scale is None else block.scale, (
-        block.data if block.minimum is None else block.minimum
-    )
+    if block.scale is None or block.minimum is None:
+        return block.data, block.data, block.data
+    return block.data, block.scale, block.minimum

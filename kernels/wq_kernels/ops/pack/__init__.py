@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wq_kernels.dispatch import choose_backend
 from wq_kernels.layout import RAW_BITS, Block, check_bits
 from wq_kernels.ops.pack import naive
 
@@ -46,11 +47,17 @@ def pack(
         raise ValueError(f"window must be positive, not {window}")
     if zero_point not in ZERO_POINTS:
         raise ValueError(f"zero_point must be one of {', '.join(ZERO_POINTS)}, not {zero_point}")
-    if x.dim() != 4 or not x.is_floating_point():
-        raise ValueError(f"x must be floating point [B, Hkv, L, D], not {x.dtype} {list(x.shape)}")
+    if x.dim() != 4 or not x.is_floating_point() or (x.shape[3] > 1 and x.stride(3) != 1):
+        found = f"{x.dtype} {list(x.shape)} with strides {x.stride()}"
+        raise ValueError(f"x must be floating point [B, Hkv, L, D] with unit stride along D, not {found}")
     if index.dtype != torch.int64 or index.dim() != 2 or index.shape[0] != x.shape[0] or index.shape[1] % window:
         expected = f"int64 [{x.shape[0]}, a multiple of {window}]"
         raise ValueError(f"index must be {expected}, not {index.dtype} {list(index.shape)}")
     if bits == RAW_BITS:
         return Block(bits, window, index.shape[1] // window, naive.gather(x, index))
-    return naive.pack(x, index, bits=bits, window=window, zero_point=zero_point)
+    if choose_backend(x.device, x.dtype).name == "torch":
+        return naive.pack(x, index, bits=bits, window=window, zero_point=zero_point)
+    from wq_kernels.ops.pack import kernel
+
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        return kernel.pack(x, index, bits=bits, window=window, zero_point=zero_point)

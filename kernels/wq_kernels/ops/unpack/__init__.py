@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wq_kernels.dispatch import choose_backend
 from wq_kernels.layout import Block
 from wq_kernels.ops.unpack import naive
 
@@ -20,4 +21,10 @@ def unpack(block: Block, dtype: torch.dtype | None = None) -> Tensor:
         [B, Hkv, W * S, D] in stored order.
     """
     stored = block.data if block.scale is None else block.scale
-    return naive.unpack(block, dtype or stored.dtype)
+    dtype = dtype or stored.dtype
+    if block.is_raw or choose_backend(stored.device, dtype).name == "torch":
+        return naive.unpack(block, dtype)
+    from wq_kernels.ops.unpack import kernel
+
+    with torch.cuda.device_of(stored):  # type: ignore[no-untyped-call]
+        return kernel.unpack(block, dtype)
