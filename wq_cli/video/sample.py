@@ -51,7 +51,9 @@ def choose(starts: npt.NDArray[np.float64], end_seconds: float, sampling: Sampli
     if sampling.end is not None and sampling.end > end_seconds + 0.01:
         notices.append(f"`--end {sampling.end:g}` is after the end of the video ({end_seconds:.2f} s)")
 
-    first = _on_display(starts, np.array([low]))[0]
+    first = int(_on_display(starts, np.array([low]))[0])
+    if starts[first] >= low:  # of frames with one and the same time, those before the last count too
+        first = int(np.searchsorted(starts, starts[first]))
     stop = max(int(np.searchsorted(starts, high - _EPSILON_SECONDS, side="left")), first + 1)
     available = int(stop - first)
     if sampling.fps is not None:

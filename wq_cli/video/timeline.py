@@ -167,10 +167,12 @@ def _joined(
 ) -> npt.NDArray[np.int64]:
     """Times that go on where a file restarts its clock, as files glued together do.
 
-    A restart shows as decoding times that fall at a key picture, or as a leap forward of more than `jump` ticks.
+    A restart shows as decoding times that fall at a key picture and stay down, or as a leap forward of more than
+    `jump` ticks.
     """
     is_join = np.zeros(len(pts), np.bool_)
-    is_join[1:] = is_key[1:] & (dts[1:] < dts[:-1]) & (dts[1:] != _NONE)
+    falls = (dts[1:-1] < dts[:-2]) & (dts[2:] < dts[:-2]) & (dts[1:-1] != _NONE)
+    is_join[1:-1] = is_key[1:-1] & falls
     if jump is not None and len(pts) > 1:
         steps = np.diff(pts)
         is_join[1:] |= is_key[1:] & (steps > max(jump, 100 * int(np.median(np.abs(steps)))))
