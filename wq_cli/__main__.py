@@ -1,7 +1,19 @@
-"""`python -m wq_cli` is `wq`."""
+"""`wq`, and `python -m wq_cli`: the app is imported where an interrupt can already be caught."""
+
+from __future__ import annotations
 
 import sys
 
-from wq_cli.app import main
 
-sys.exit(main())
+def main() -> int:
+    """Run `wq` and return its exit code."""
+    try:
+        from wq_cli.app import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -140,6 +140,15 @@ def test_closed_streams_are_no_failure() -> None:
     assert (done.returncode, done.stdout.decode()) == (0, ANSWER + "\n")
 
 
+def test_control_c_while_the_app_is_still_imported() -> None:
+    code = (
+        "import sys\nclass Stop:\n  def find_spec(self, name, *_):\n    if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\nfrom wq_cli.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("mode", ["interrupt", "interrupt-while-answering"])
 def test_control_c_leaves_no_half_file(mode: str, tmp_path: Path) -> None:
     target = tmp_path / "answer.json"
