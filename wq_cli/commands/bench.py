@@ -99,8 +99,8 @@ def bench(
         screen.say(comparison.conditions(result, glyphs_for(screen.stderr)))
         if sentence := comparison.slower(result, glyphs_for(screen.stderr)):
             screen.notice(sentence)
-    for notice in result.notices:
-        screen.notice(notice)
+        for notice in result.notices:
+            screen.notice(notice)
     if plot:
         from wq_cli.report.files import write
         from wq_cli.report.plot import draw_plot

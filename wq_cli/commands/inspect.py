@@ -67,8 +67,8 @@ def inspect(
             for prompt, windows in zip(prompts, result.windows, strict=True):
                 screen.result(f"\n{printable(prompt)}")
                 screen.result(tables.window_table(windows, result.video.duration_seconds, glyphs, every_row=True))
-    for notice in result.notices:
-        screen.notice(notice)
+        for notice in result.notices:
+            screen.notice(notice)
     if png:
         from wq_cli.report.files import write
         from wq_cli.report.png import draw_map
