@@ -20,9 +20,8 @@ def numbered(i: int, width: int = 96, height: int = 64) -> Picture:
     picture = np.full((height, width, 3), 60, np.uint8)
     picture[:, : width // 8] = (0, 255, 0)
     picture[: height // 4] = (0, 0, 255)
-    block = width // BITS
     for bit in range(BITS):
-        picture[height // 2 :, bit * block : (bit + 1) * block] = 255 if i >> bit & 1 else 0
+        picture[height // 2 :, width * bit // BITS : width * (bit + 1) // BITS] = 255 if i >> bit & 1 else 0
     return picture
 
 
@@ -76,8 +75,8 @@ def make(
         packets: list[av.Packet] = []
         for i in range(n):
             frame = av.VideoFrame.from_ndarray(draw(i, width, height), format="rgb24")
-            if pts is not None:
-                frame.pts, frame.time_base = pts[i], time_base
+            frame.pts = i if pts is None else pts[i]
+            frame.time_base = 1 / Fraction(fps) if pts is None else time_base
             packets += stream.encode(frame)
         packets += stream.encode(None)
         for i, packet in enumerate(packets):

@@ -171,7 +171,7 @@ def _joined(
     `jump` ticks.
     """
     is_join = np.zeros(len(pts), np.bool_)
-    falls = (dts[1:-1] < dts[:-2]) & (dts[2:] < dts[:-2]) & (dts[1:-1] != _NONE)
+    falls = (dts[1:-1] < dts[:-2]) & (dts[2:] <= dts[:-2]) & (dts[1:-1] != _NONE)
     is_join[1:-1] = is_key[1:-1] & falls
     if jump is not None and len(pts) > 1:
         steps = np.diff(pts)
