@@ -122,7 +122,7 @@ def test_shown_words_follow_the_clip(packed: Any, clips: Any) -> None:
     shown = batch["shown"].view(shape.clips, FRAMES, -1)
     for row, (world, _) in enumerate(clips):
         words = {CONTENT_WORDS[i] for i in shown[row].any(0).nonzero().flatten().tolist()}
-        for _, actor in world.actors():
+        for _, actor in world.cast():
             assert set(actor.noun.split()) <= words
 
 

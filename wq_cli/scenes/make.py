@@ -10,10 +10,11 @@ from wq_cli import __version__
 from wq_cli.errors import UsageError, VideoError
 from wq_cli.scenes import COMMENT_PREFIX
 from wq_cli.scenes.questions import FAMILIES, Question, questions
+from wq_cli.scenes.suite import MADE_FOR_FRAMES
 from wq_cli.scenes.world import CLIP_SEEDS, World, generate
 
-MADE_FOR_FRAMES = 16
-FRAMES_PER_BATCH = 16
+FEWEST_FRAMES = 8
+FRAMES_PER_BATCH = 8  # the fewer, the smaller the boxes that things sweep
 
 
 def make(path: Path, *, seed: int, seconds: float = 12.0, fps: float = 24.0, size: int = 448) -> list[Question]:
@@ -23,7 +24,7 @@ def make(path: Path, *, seed: int, seconds: float = 12.0, fps: float = 24.0, siz
         path: File to write; its ending names the container (mp4, mkv, mov).
         seed: Decides the clip, 0 or more. Training never draws the worlds of these seeds.
         seconds: Length, at least 4.
-        fps: Frames per second.
+        fps: Frames per second, enough for 8 frames. What happens shows in 16 evenly spread frames, or in all of fewer.
         size: Side of the square frame in pixels, even and at least 64.
 
     Returns:
@@ -41,15 +42,21 @@ def make(path: Path, *, seed: int, seconds: float = 12.0, fps: float = 24.0, siz
         raise UsageError(f"`--fps {fps:g}` is not in 1 to 120")
     if size % 2 or not 64 <= size <= 2160:
         raise UsageError(f"`--size {size}` is not an even number in 64 to 2160")
-    world = generate(CLIP_SEEDS[seed], frames=MADE_FOR_FRAMES, seconds=seconds)
+    frames = round(seconds * fps)
+    if frames < FEWEST_FRAMES:
+        raise UsageError(
+            f"`--fps {fps:g}` gives {frames} frames in {seconds:g} seconds, and a clip needs {FEWEST_FRAMES}"
+        )
+    world = generate(CLIP_SEEDS[seed], frames=min(frames, MADE_FOR_FRAMES), seconds=seconds)
     write(path, world, fps=fps, size=size, comment=f"{COMMENT_PREFIX} {__version__} seed={seed}")
     return one_per_family(world)
 
 
 def one_per_family(world: World) -> list[Question]:
     """The first question of each family that the world allows."""
-    found = {question.family: question for question in reversed(questions(world, world.seed, 60, wording=False))}
-    return [found[family] for family in FAMILIES if family in found]
+    asked = [question for question in questions(world, world.seed, 60, wording=False) if "(A)" not in question.text]
+    first = {question.family: question for question in reversed(asked)}
+    return [first[family] for family in FAMILIES if family in first]
 
 
 def write(path: Path, world: World, *, fps: float, size: int, comment: str) -> None:
@@ -82,14 +89,14 @@ def _encode(container: object, world: World, rate: Fraction, size: int) -> None:
     from wq_cli.scenes.world import sample
 
     assert isinstance(container, av.container.OutputContainer)
-    stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "medium"})
+    stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "veryfast"})
     assert isinstance(stream, av.VideoStream)
     stream.width = stream.height = size
     stream.pix_fmt = "yuv420p"
-    times = np.arange(max(1, round(world.seconds * float(rate)))) / float(rate)
+    times = np.arange(round(world.seconds * rate)) / float(rate)
     for start in range(0, len(times), FRAMES_PER_BATCH):
         arrays = sample(world, times[start : start + FRAMES_PER_BATCH])
-        pixels = render(*to_tensors(arrays), size, supersampling=1)
-        for image in (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy():
+        pixels = render(*to_tensors(arrays), size, supersampling=1).mul_(255).round_().byte()
+        for image in pixels.permute(0, 2, 3, 1).contiguous().numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
     container.mux(stream.encode())

@@ -57,19 +57,36 @@ def render(
     frames = _background(background, side)
     table = sprites(frames.device, atlas.CELL if side > 2 * atlas.CELL else atlas.CELL // 2)
     for layer in range(sprite.shape[1]):
+        left, top, right, bottom = _covered(pose[:, layer], side)
         x, y, extent, angle, opacity = pose[:, layer].float().unbind(-1)
         scale = 1 / extent.clamp(min=1e-3)
         cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
-        dx, dy = 2 * x - 1, 2 * y - 1
-        rows = (cos, sin, -cos * dx - sin * dy, -sin, cos, sin * dx - cos * dy)
+        # With the frame from -1 to 1: half the box's width and height, then the sprite's middle seen from the box's.
+        half_x, half_y = (right - left) / side, (bottom - top) / side
+        dx, dy = 2 * x - (left + right) / side, 2 * y - (top + bottom) / side
+        rows = (cos * half_x, sin * half_y, -cos * dx - sin * dy, -sin * half_x, cos * half_y, sin * dx - cos * dy)
         theta = torch.stack(rows, dim=-1).view(-1, 2, 3)
-        grid = F.affine_grid(theta, [len(theta), 4, side, side], align_corners=False)
+        grid = F.affine_grid(theta, [len(theta), 4, bottom - top, right - left], align_corners=False)
         drawn = F.grid_sample(table[sprite[:, layer]], grid, align_corners=False) * opacity.view(-1, 1, 1, 1)
-        frames = frames * (1 - drawn[:, 3:]) + drawn[:, :3] * tint[:, layer, :, None, None]
+        box = frames[:, :, top:bottom, left:right]
+        box.mul_(1 - drawn[:, 3:]).add_(drawn[:, :3] * tint[:, layer, :, None, None])
     if supersampling == 1:
         return frames.clamp(0, 1)
     resize = resize_matrix(side, size, frames.device)
     return (resize @ frames @ resize.T).clamp(0, 1)
+
+
+def _covered(pose: Tensor, side: int) -> tuple[int, int, int, int]:
+    """Box (left, top, right, bottom) in pixels outside which a layer [N, 5] is empty in all frames.
+
+    On a GPU it is the whole frame, since asking for positions would make the host wait.
+    """
+    if pose.is_cuda:
+        return 0, 0, side, side
+    reach = pose[:, 2:3] * 0.5**0.5 + 1 / side  # half the diagonal, in case the sprite is turned
+    low = ((pose[:, :2] - reach).amin(0) * side).floor().clamp(0, side - 1).int().tolist()
+    high = ((pose[:, :2] + reach).amax(0) * side).ceil().clamp(1, side).int().tolist()
+    return low[0], low[1], max(high[0], low[0] + 1), max(high[1], low[1] + 1)
 
 
 def _background(background: Tensor, side: int) -> Tensor:
@@ -77,10 +94,9 @@ def _background(background: Tensor, side: int) -> Tensor:
     position = (torch.arange(side, device=background.device) + 0.5) / side
     top, bottom = background[:, :3, None, None], background[:, 3:6, None, None]
     gradient = top + (bottom - top) * position[:, None]
-    light = background[:, 6:]
-    distance = (position[None, None, :] - light[:, :1, None]) ** 2 + (position[None, :, None] - light[:, 1:, None]) ** 2
-    glow = 0.5 * torch.exp(-distance / 0.06)[:, None]
-    return gradient + (1 - gradient) * glow
+    fall = torch.exp(-((position - background[:, 6:, None]) ** 2) / 0.06)  # [N, 2, side]: along x, along y
+    glow = 0.5 * fall[:, 1, :, None] * fall[:, 0, None, :]
+    return gradient + (1 - gradient) * glow[:, None]
 
 
 def augment(frames: Tensor, clips: int, generator: torch.Generator | None = None) -> Tensor:

@@ -26,6 +26,7 @@ from wq_cli.scenes.things import (
 )
 
 LAYERS = 4
+LENGTH_SECONDS = (4, 20)
 MAX_SCENES = 4
 MIN_FRAMES_PER_SCENE = 3.2
 MIN_FRAMES_PER_PHASE = 1.3
@@ -113,9 +114,13 @@ class World:
     seconds: float
     scenes: tuple[Scene, ...]
 
-    def actors(self) -> list[tuple[int, Actor]]:
-        """(scene index, actor), in order of time."""
-        return [(index, actor) for index, scene in enumerate(self.scenes) for actor in scene.actors]
+    def cast(self) -> list[tuple[Scene, Actor]]:
+        """Every actor with its scene, in order of time."""
+        return [(scene, actor) for scene in self.scenes for actor in scene.actors]
+
+    def soloists(self) -> list[tuple[Scene, Actor]]:
+        """Those outside interactions."""
+        return [(scene, actor) for scene, actor in self.cast() if scene.interaction is None]
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,12 @@ def generate(seed: int, *, frames: int = 16, seconds: float | None = None, diffi
     Args:
         seed: Decides everything.
         frames: Frames it will be watched with, at least 8; scenes and repeats are long enough for these.
-        seconds: Length; 4 to 20 whole seconds when not given.
+        seconds: Length; a whole number in `LENGTH_SECONDS` when not given.
         difficulty: 0: one scene with one kind of thing; 1: up to four scenes, several things, interactions.
     """
     rng = Random(seed)
     scene_count = 1 + int(rng.random() * (1 + (MAX_SCENES - 1) * difficulty))
-    length = float(rng.randint(4, 20)) if seconds is None else seconds
+    length = float(rng.randint(*LENGTH_SECONDS)) if seconds is None else seconds
     cuts = _cuts(rng, length, min(scene_count, MAX_SCENES), MIN_FRAMES_PER_SCENE * length / frames)
     used: set[str] = set()
     scenes: list[Scene] = []
