@@ -179,8 +179,9 @@ def store_partial(
 ):  # fmt: skip
     """Normalise and store: output [C, M] by parts to [rows, splits, D], log-sum-exp [M] to [rows, splits]."""
     place = row.to(tl.int64) * splits + split
+    b_total = tl.where(b_total > 0, b_total, 1.0)
     tl.store(lse + place, (b_top + tl.log2(b_total)) * LN_2, mask=row < rows)
-    b_factor = 1 / tl.where(b_total > 0, b_total, 1.0)
+    b_factor = 1 / b_total
     if BITS != 16:
         b_factor = b_factor * 2**BITS
     for part in tl.static_range(len(outputs)):

@@ -1,0 +1,39 @@
+"""What every test starts from: fixed seeds, and GPU tests that run, skip or fail by what the machine has."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> Iterator[None]:
+    """Seeds of random and torch; torch's state comes back afterwards. Tests that never import torch do not load it."""
+    random.seed(0)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.random.set_rng_state(state)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` without a CUDA device; with WQ_REQUIRE_GPU=1 they fail instead."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if os.environ.get("WQ_REQUIRE_GPU") == "1":
+        raise pytest.UsageError("WQ_REQUIRE_GPU is 1 and there is no CUDA device")
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,0 +1,70 @@
+"""Kernel tests run the Triton kernels on a GPU where there is one, else on the CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU:
+    # Triton decides when it is imported; the variable is taken back so that the other tests see the usual environment.
+    os.environ["TRITON_INTERPRET"] = "1"
+    import wq_kernels.ops.attend.kernel
+    import wq_kernels.ops.pack.kernel
+    import wq_kernels.ops.unpack.kernel  # noqa: F401
+
+    del os.environ["TRITON_INTERPRET"]
+
+from wq_kernels import Block, use_backend  # noqa: E402 - the kernels come first
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where kernels run in this session."""
+    return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture
+def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Public operations run the Triton kernels, and memory that a kernel forgets to write holds NaN."""
+    if not HAS_GPU:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+    with use_backend("triton"):
+        yield
+
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def allocate_poisoned(*args: object, **kwargs: object) -> torch.Tensor:
+        tensor = allocate(*args, **kwargs)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A5A5A5A)
+
+    return allocate_poisoned
+
+
+@pytest.fixture
+def dequantized() -> Callable[[Block], torch.Tensor]:
+    """Values of a block in float64, code by code as the README of the kernels draws them."""
+
+    def values(block: Block) -> torch.Tensor:
+        if block.bits == 16:
+            return block.data.double()
+        per_word = 32 // block.bits
+        words = block.data.long() & 0xFFFFFFFF
+        codes = torch.stack([words // 2 ** (block.bits * j) % 2**block.bits for j in range(per_word)], dim=3)
+        batch, heads, _, channels = block.data.shape
+        slots = -(-block.window // per_word) * per_word
+        codes = codes.view(batch, heads, block.windows, slots, channels)[:, :, :, : block.window]
+        scale, minimum = block.scale.double().unsqueeze(3), block.minimum.double().unsqueeze(3)
+        return (scale * codes + minimum).view(batch, heads, block.tokens, channels)
+
+    return values
