@@ -89,7 +89,7 @@ def _encode(container: object, world: World, rate: Fraction, size: int) -> None:
     from wq_cli.scenes.world import sample
 
     assert isinstance(container, av.container.OutputContainer)
-    stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "veryfast"})
+    stream = container.add_stream("libx264", rate=rate, options={"crf": "14", "preset": "veryfast"})
     assert isinstance(stream, av.VideoStream)
     stream.width = stream.height = size
     stream.pix_fmt = "yuv420p"

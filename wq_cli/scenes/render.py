@@ -16,9 +16,8 @@ SUPERSAMPLING = 2
 
 def to_tensors(arrays: FrameArrays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The first four arguments of `render`, without layers that are empty in all frames."""
-    used = int(arrays.pose[..., 4].any(axis=0).sum())  # layers are filled from the first on
-    layers = (torch.from_numpy(array[:, :used]) for array in (arrays.sprite, arrays.pose, arrays.tint))
-    sprite, pose, tint = layers
+    used = arrays.pose[..., 4].any(axis=0)
+    sprite, pose, tint = (torch.from_numpy(array[:, used]) for array in (arrays.sprite, arrays.pose, arrays.tint))
     return sprite, pose, tint, torch.from_numpy(arrays.background)
 
 
