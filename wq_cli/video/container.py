@@ -30,7 +30,7 @@ def open_container(file: BinaryIO, limits: Limits, name: str) -> InputContainer:
     """
     file.seek(0)
     nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
-    options = {"protocol_whitelist": "none", "max_pixels": str(limits.max_pixels)}
+    options = {"protocol_whitelist": "none"} | _pixel_option(limits)
     try:
         return av.open(nameless, "r", options=options, metadata_errors="replace", buffer_size=1 << 18)
     except (av.FFmpegError, ValueError):
@@ -65,6 +65,11 @@ def check_pixels(width: int, height: int, limits: Limits, name: str) -> None:
         )
 
 
+def _pixel_option(limits: Limits) -> dict[str, str]:
+    """FFmpeg's own cap, which counts the padding of its buffers too: it stops what is far beyond the limit."""
+    return {"max_pixels": str(2 * limits.max_pixels + 2**20)}
+
+
 def tag(metadata: Mapping[str, str], key: str) -> str | None:
     """A tag by its name; containers disagree on capitals."""
     return next((value for name, value in metadata.items() if name.lower() == key), None)
@@ -81,6 +86,6 @@ def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodec
     alpha = _ALPHA_DECODERS.get(context.name)
     if tag(stream.metadata, "alpha_mode") == "1" and alpha in av.codecs_available:
         context = cast(VideoCodecContext, av.CodecContext.create(alpha, "r"))
-    context.options = {"max_pixels": str(limits.max_pixels)} | ({"err_detect": "explode"} if is_careful else {})
+    context.options = _pixel_option(limits) | ({"err_detect": "explode"} if is_careful else {})
     context.thread_type = "SLICE" if is_careful else "AUTO"
     return context

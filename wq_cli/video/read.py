@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import av
 import numpy as np
+import numpy.typing as npt
 
 from wq_cli.config import Sampling
 from wq_cli.errors import VideoError
@@ -84,7 +85,7 @@ def read(
             span_seconds=np.stack((edges[:-1], edges[1:]), axis=1),
             info=reel.info,
             requested=choice.requested,
-            notices=(*reel.notices, *choice.notices, *_lost(count - len(ranks), count, reel)),
+            notices=(*reel.notices, *choice.notices, *_losses(choice.ranks, ranks, kept, reel)),
         )
 
 
@@ -101,8 +102,16 @@ def _opened(path: str, limits: Limits, fps: float | None) -> Iterator[Reel]:
         raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None
 
 
-def _lost(lost: int, count: int, reel: Reel) -> list[str]:
-    if not lost:
-        return []
+def _losses(asked: npt.NDArray[np.int64], found: list[int], kept: list[int], reel: Reel) -> list[str]:
+    """What damage cost: frames left out, and frames that others stand for."""
     where = f" (damage near {reel.starts[min(reel.damage)]:.1f} s)" if reel.damage else ""
-    return [f"{lost} of {count} frames cannot be decoded and are left out{where}"]
+    left_out = len(asked) - len(found)
+    replaced = int((asked[kept] != found).sum()) if reel.damage else 0
+    notices = []
+    if left_out:
+        notices.append(f"{left_out} of {len(asked)} frames cannot be decoded and are left out{where}")
+    if replaced:
+        notices.append(
+            f"{replaced} of {len(asked)} frames cannot be decoded: the last good ones before are used{where}"
+        )
+    return notices

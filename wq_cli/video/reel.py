@@ -53,16 +53,23 @@ class VideoReel:
     """A stream of a video file."""
 
     def __init__(
-        self, info: VideoInfo, turn: Orientation, timeline: Timeline, decoder: Decoder, notices: list[str]
+        self,
+        info: VideoInfo,
+        turn: Orientation,
+        timeline: Timeline,
+        decoder: Decoder,
+        limits: Limits,
+        notices: list[str],
     ) -> None:
         self.info, self.notices = info, notices
         self.starts, self.end_seconds, self.damage = timeline.starts, timeline.end_seconds, decoder.damage
-        self._turn, self._decoder = turn, decoder
+        self._turn, self._decoder, self._limits = turn, decoder, limits
 
     def pictures(
         self, ranks: npt.NDArray[np.int64], width: int, height: int
     ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
         for index, rank, frame in self._decoder.frames(ranks):
+            check_pixels(frame.width, frame.height, self._limits, self.info.path)
             yield index, rank, to_rgb(frame, self._turn, width, height)
 
 
@@ -104,7 +111,7 @@ def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]
             frame_count=count,
             start_seconds=timeline.origin_seconds,
         )
-        yield VideoReel(info, turn, timeline, decoder, notices)
+        yield VideoReel(info, turn, timeline, decoder, limits, notices)
 
 
 def _first_picture(decoder: Decoder, timeline: Timeline) -> VideoFrame | None:

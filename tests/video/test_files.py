@@ -1,0 +1,400 @@
+"""A13, A16, A25, A28, A29, A31, A32, B12: names, kinds of files, limits, and one clear line for what cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import threading
+import wave
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+from small_videos import make, numbered, numbers
+
+from wq_cli.config import Sampling
+from wq_cli.errors import UsageError, VideoError, WqError
+from wq_cli.video import Limits, probe, read, source
+
+FIVE = Sampling(frames=5)
+EVERY_SECOND = [1, 3, 5, 7, 9]
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("ten") / "a.mp4", n=10)
+
+
+def error_of(path: Path | str, **kwargs: Any) -> VideoError:
+    """The error that reading ends in, checked to be one line in house style."""
+    with pytest.raises(VideoError) as caught:
+        read(path, Sampling(frames=10), default_frames=8, **kwargs)
+    for text in (caught.value.message, caught.value.hint or ""):
+        assert "\n" not in text and not text.endswith(".")
+        text.encode("utf-8")  # can be printed on a strict stream
+    assert caught.value.exit_code == 1
+    return caught.value
+
+
+def test_a13_audio_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(16_000))
+    assert error_of(path).message == f"no video stream in `{path}`"
+
+
+def test_a13_cover_art_is_no_video(tmp_path: Path) -> None:
+    """An MP3 with a picture: ID3v2.3 tag with an APIC frame in front of the sound."""
+    sound = tmp_path / "a.mp3"
+    with av.open(str(sound), "w") as output:
+        stream = output.add_stream("libmp3lame", rate=44100)
+        frame = av.AudioFrame.from_ndarray(np.zeros((2, 44100), np.int16), format="s16p", layout="stereo")
+        frame.sample_rate = 44100
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    cover = io.BytesIO()
+    Image.fromarray(numbered(1)).save(cover, "PNG")
+    body = b"\x00image/png\x00\x03\x00" + cover.getvalue()
+    frame_bytes = b"APIC" + len(body).to_bytes(4, "big") + b"\x00\x00" + body
+    size = len(frame_bytes)
+    synchsafe = bytes((size >> shift) & 0x7F for shift in (21, 14, 7, 0))
+    sound.write_bytes(b"ID3\x03\x00\x00" + synchsafe + frame_bytes + sound.read_bytes())
+    with av.open(str(sound)) as container:
+        assert len(container.streams.video) == 1  # FFmpeg does take the cover for a stream
+    assert error_of(sound).message == f"no video stream in `{sound}`"
+
+
+def test_largest_of_several_video_streams(tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as output:
+        streams = [output.add_stream("mpeg4", rate=10) for _ in range(2)]
+        for stream, (width, height) in zip(streams, ((48, 32), (96, 64)), strict=True):
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for i in range(10):
+            for stream in streams:
+                picture = numbered(i if stream.width == 96 else 0, stream.width, stream.height)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    clip = read(path, FIVE, default_frames=8)
+    assert clip.frames.shape[1:3] == (64, 96)
+    assert numbers(clip.frames) == EVERY_SECOND
+
+
+def test_sound_beside_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as output:
+        video, audio = output.add_stream("mpeg4", rate=10), output.add_stream("aac", rate=8000)
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        for i in range(10):
+            output.mux(video.encode(av.VideoFrame.from_ndarray(numbered(i), format="rgb24")))
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        output.mux(audio.encode(frame))
+        for stream in (video, audio):
+            output.mux(stream.encode(None))
+    clip = read(path, FIVE, default_frames=8)
+    assert clip.info.has_audio and numbers(clip.frames) == EVERY_SECOND
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with space.mp4",
+        'it\'s "quoted".mp4',
+        "percent%d%03d.mp4",
+        "what?#x=1&y.mp4",
+        "日本語🎬.mp4",
+        "-dash.mp4",
+        "new\nline.mp4",
+        "concat:a.mp4",
+        "file:a.mp4",
+        "http:a.mp4",
+        "pipe:0",
+        "[bold]a.mp4",
+        "*.mp4",
+        "{a,b}.mp4",
+        "no suffix",
+        "picture.png",
+        "list.m3u8",
+        b"\xff\xfe.mp4",
+    ],
+)
+def test_a28_a31_strange_names(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = os.fsdecode(name)
+    Path(text).write_bytes(ten.read_bytes())
+    clip = read(text, FIVE, default_frames=8)
+    assert numbers(clip.frames) == EVERY_SECOND
+    assert clip.info.path.isprintable()
+    clip.info.path.encode("utf-8")
+    Path(text).unlink()
+    assert error_of(text).message == f"there is no file `{clip.info.path}`"
+
+
+def test_a28_png_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.fromarray(numbered(i)).save(tmp_path / f"a{i}.png")
+    Image.fromarray(numbered(7)).save(tmp_path / "a%d.png")
+    clip = read(tmp_path / "a%d.png", FIVE, default_frames=8)
+    assert numbers(clip.frames) == [7]
+
+
+def test_a29_web_addresses_are_refused() -> None:
+    error = error_of("https://example.org/a.mp4")
+    assert error.message == "`https://example.org/a.mp4` is a web address, which wq does not read"
+    assert error.hint == "download the file and give its path"
+
+
+def test_a29_a_playlist_cannot_reach_other_files(ten: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.ts").write_bytes(ten.read_bytes())
+    hls = tmp_path / "list.mp4"
+    hls.write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{tmp_path}/secret.ts\n#EXT-X-ENDLIST\n")
+    assert error_of(hls).message == f"`{hls}` is incomplete or not a video"
+    concat = tmp_path / "concat.mp4"
+    concat.write_text("ffconcat version 1.0\nfile secret.ts\n")
+    assert error_of(concat).message == f"`{concat}` is incomplete or not a video"
+
+
+def test_a31_content_counts_not_the_suffix(ten: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.mp4"
+    text.write_text("not a video\n" * 200)
+    assert error_of(text).message == f"`{text}` is incomplete or not a video"
+    picture = tmp_path / "picture.mp4"
+    Image.fromarray(numbered(5)).save(picture, "PNG")
+    clip = read(picture, FIVE, default_frames=8)
+    assert numbers(clip.frames) == [5] and clip.info.duration_seconds > 0
+
+
+def test_a32_four_kinds_of_bad_input_have_four_messages(tmp_path: Path) -> None:
+    empty, folder, broken = tmp_path / "empty.mp4", tmp_path / "folder", tmp_path / "broken.mp4"
+    empty.touch()
+    folder.mkdir()
+    broken.write_bytes(bytes(5000))
+    messages = {
+        error_of(tmp_path / "missing.mp4").message.replace(str(tmp_path), ""),
+        error_of(empty).message.replace(str(tmp_path), ""),
+        error_of(folder).message.replace(str(tmp_path), ""),
+        error_of(broken).message.replace(str(tmp_path), ""),
+    }
+    assert messages == {
+        "there is no file `/missing.mp4`",
+        "`/empty.mp4` is empty",
+        "the folder `/folder` holds no pictures",
+        "`/broken.mp4` is incomplete or not a video",
+    }
+
+
+def test_a32_no_permission(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = tmp_path / "locked.mp4"
+    locked.write_bytes(ten.read_bytes())
+    locked.chmod(0)
+    if os.access(locked, os.R_OK):  # root may read anything
+        real_open = open
+
+        def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if path == str(locked):
+                raise PermissionError(13, "Permission denied")
+            return real_open(path, *args, **kwargs)
+
+        monkeypatch.setattr(source, "open", refuse, raising=False)
+    assert error_of(locked).message == f"no permission to read `{locked}`"
+
+
+def test_other_ways_in_which_a_name_cannot_be_opened(ten: Path, tmp_path: Path) -> None:
+    assert error_of(ten / "below").message.endswith("cannot be opened: Not a directory")
+    assert error_of(tmp_path / ("a" * 300)).message.endswith("cannot be opened: File name too long")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "cannot be opened" in error_of(loop).message
+
+
+def test_standard_input(ten: Path) -> None:
+    code = (
+        "from wq_cli.video import probe, read; from wq_cli.config import Sampling;"
+        "print(probe('-').frame_count, len(read('-', Sampling(frames=5), default_frames=8).frames))"
+    )
+    with ten.open("rb") as file:
+        result = subprocess.run([sys.executable, "-c", code], stdin=file, capture_output=True, text=True, check=True)
+    assert result.stdout == "10 5\n"
+
+
+def test_empty_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert error_of("-").message == "`standard input` is empty"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipe_and_its_limit(ten: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def feed() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write_bytes(ten.read_bytes())
+
+    for limits, expected in ((Limits(), EVERY_SECOND), (Limits(max_piped_bytes=1000), None)):
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        if expected:
+            assert numbers(read(pipe, FIVE, default_frames=8, limits=limits).frames) == expected
+        else:
+            error = error_of(pipe, limits=limits)
+            assert error.message == f"`{pipe}` goes on after 1,000 bytes"
+            assert error.hint == "lift the limit with `--max-piped-bytes`"
+        feeder.join()
+
+
+def test_nothing_stays_behind(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(5):
+        read(ten, FIVE, default_frames=8)
+        with pytest.raises(UsageError):
+            read(ten, Sampling(start=99), default_frames=8)
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) <= open_before
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "message", "flag"),
+    [
+        (Limits(max_frames_walked=9), "holds more than 9 frames", "--max-frames-walked"),
+        (Limits(max_pixels=6143), "pictures of 96x64 in", "--max-pixels"),
+        (Limits(max_frames=9), "10 frames are asked for, more than 9", "--max-frames"),
+    ],
+)
+def test_a25_limits_name_the_flag_that_lifts_them(ten: Path, limits: Limits, message: str, flag: str) -> None:
+    error = error_of(ten, limits=limits)
+    assert message in error.message
+    assert error.hint is not None and error.hint.endswith(f"lift the limit with `{flag}`")
+
+
+def test_a25_limits_that_are_just_met(ten: Path) -> None:
+    limits = Limits(max_frames_walked=10, max_pixels=6144, max_frames=5)
+    assert numbers(read(ten, FIVE, default_frames=8, limits=limits).frames) == EVERY_SECOND
+
+
+def test_a25_pictures_that_grow_midway(tmp_path: Path) -> None:
+    joined = tmp_path / "a.ts"
+    pieces = [make(tmp_path / f"{w}.ts", n=5, width=w, height=64) for w in (96, 960)]
+    joined.write_bytes(b"".join(piece.read_bytes() for piece in pieces))
+    assert "pictures of 960x64 in" in error_of(joined, limits=Limits(max_pixels=96 * 64)).message
+
+
+def test_comment_tag(tmp_path: Path) -> None:
+    for name in ("a.mp4", "a.mkv"):
+        path = make(tmp_path / name, n=2, comment="made by a test")
+        assert probe(path).comment == "made by a test"
+
+
+def test_probe_agrees_with_read(ten: Path) -> None:
+    info = probe(ten)
+    assert info == read(ten, FIVE, default_frames=8).info
+    assert (info.codec, info.frame_count, info.fps, info.has_audio) == ("h264", 10, 10.0, False)
+
+
+def test_repr_shows_shapes_not_pixels(ten: Path) -> None:
+    text = repr(read(ten, FIVE, default_frames=8))
+    assert "[5, 64, 96, 3]" in text and len(text) < 300
+
+
+def test_progress(ten: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    read(ten, FIVE, default_frames=8, on_progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(i, 5) for i in range(1, 6)]
+
+
+def folder_of(path: Path, names: list[str]) -> Path:
+    path.mkdir()
+    for i, name in enumerate(names):
+        Image.fromarray(numbered(i)).save(path / name)
+    return path
+
+
+def test_b12_folder_in_natural_order_with_an_assumed_rate(tmp_path: Path) -> None:
+    folder = folder_of(
+        tmp_path / "f", ["a1.png", "a2.png", "A3.PNG", "a9.jpg", "a10.png", "a100.bmp", "b1.webp", "c.tif"]
+    )
+    (folder / "notes.txt").write_text("no picture")
+    (folder / ".hidden.png").write_text("no picture")
+    (folder / "sub.png").mkdir()
+    clip = read(folder, Sampling(frames=20), default_frames=8)
+    assert numbers(clip.frames) == list(range(8))
+    assert clip.pts_seconds.tolist() == list(range(8))
+    assert clip.notices[0] == "a folder has no frame rate: 1 picture per second is assumed (`--fps` sets it)"
+    assert clip.info.frame_count == 8 and clip.info.duration_seconds == 8
+
+
+def test_b12_folder_with_a_rate(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", [f"{i}.png" for i in range(12)])
+    clip = read(folder, Sampling(fps=4), default_frames=8)
+    assert numbers(clip.frames) == list(range(12))
+    assert clip.pts_seconds == pytest.approx(np.arange(12) / 4)
+    assert clip.notices == ()
+    half = read(folder, Sampling(fps=4, start=1, end=2), default_frames=8)
+    assert numbers(half.frames) == [4, 5, 6, 7]
+
+
+def test_folder_with_damaged_and_differing_pictures(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", [f"{i}.png" for i in range(6)])
+    (folder / "0.png").write_bytes(b"junk")
+    (folder / "3.png").write_bytes((folder / "3.png").read_bytes()[:100])
+    Image.fromarray(numbered(4, 200, 100)).convert("L").save(folder / "4.png")
+    clip = read(folder, Sampling(frames=6), default_frames=8)
+    assert numbers(clip.frames) == [1, 2, 4, 5]
+    assert clip.notices[-1] == "2 of 6 frames cannot be decoded and are left out (damage near 0.0 s)"
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "L", "LA", "CMYK", "1", "I;16"])
+def test_folder_with_every_kind_of_pixel(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    if mode == "I;16":
+        image = Image.fromarray(np.full((8, 8), 200 * 257, np.uint16))
+    elif mode == "P":
+        image = Image.new("P", (8, 8), 1)
+        image.putpalette([0, 0, 0, 200, 200, 200])
+    else:
+        image = Image.new("L", (8, 8), 200).convert(mode)
+    image.save(folder / ("a.tif" if mode == "CMYK" else "a.png"))
+    picture = read(folder, Sampling(frames=1), default_frames=8).frames[0]
+    assert picture.shape == (8, 8, 3)
+    if mode != "1":
+        assert np.abs(picture.astype(int) - 200).max() <= 1
+
+
+def test_folder_turned_by_exif(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned 90 degrees clockwise
+    Image.fromarray(numbered(0, 96, 64)).save(folder / "a.png", exif=exif)
+    picture = read(folder, Sampling(frames=1), default_frames=8).frames[0]
+    assert picture.shape == (96, 64, 3)
+    assert picture[3, 40].tolist() == [0, 255, 0]  # the left strip is on top
+
+
+def test_folder_in_which_nothing_opens(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"junk")
+    assert error_of(folder).message == f"no picture in the folder `{folder}` can be read"
+
+
+def test_folder_limits(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", ["a.png", "b.png"])
+    assert "--max-frames-walked" in (error_of(folder, limits=Limits(max_frames_walked=1)).hint or "")
+    assert "--max-pixels" in (error_of(folder, limits=Limits(max_pixels=100)).hint or "")
+    with pytest.raises(WqError):
+        probe(folder, Limits(max_pixels=100))
