@@ -1,0 +1,292 @@
+"""Decode attention and packing on one NVIDIA GPU, beside PyTorch's attention on the same shapes.
+
+    python -m wq_kernels.bench --json results.json            # table: ours, flash and cuDNN
+    python -m wq_kernels.bench --json sweep.json --sweep      # ours with other tiles, for launch.py
+
+Every time is the median over replays of a CUDA graph that holds the same call on as many caches as make 256 MiB: a
+model's layers do not find their cache in L2 either. Output is checked against the PyTorch form of the same operation
+before anything is timed; a wrong kernel gets no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from wq_kernels.dispatch import choose_backend, use_backend
+from wq_kernels.launch import AttendTile, SegmentShape, card, choose_tile
+from wq_kernels.layout import Segment
+from wq_kernels.ops.attend import attend
+from wq_kernels.ops.pack import pack
+
+QUERY_HEADS, KV_HEADS, CHANNELS, WINDOW = 28, 4, 128, 32
+SHAPES = [(1, 19600), (8, 19600), (32, 19600), (60, 1024)]
+SWEEP_SHAPES = [(1, 19600), (32, 19600)]
+# Shares of the windows by width.
+FORMATS = {"INT2": {2: 1.0}, "INT4": {4: 1.0}, "mix": {16: 0.02, 4: 0.09, 2: 0.89}, "raw": {}}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+COLD_BYTES = 256 * 2**20
+# Root mean square of the error over that of the output; two roundings of the output to bfloat16 alone are 0.003.
+ERROR_LIMITS = {"bf16": 0.01, "fp16": 0.005}
+
+
+@dataclass
+class Cache:
+    """What one layer's attention reads."""
+
+    segments: list[Segment]
+    raw_key: Tensor
+    raw_value: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must move."""
+        raw = self.raw_key.numel() * self.raw_key.element_size()
+        return sum(segment.nbytes for segment in self.segments) + 2 * raw
+
+
+@dataclass
+class Row:
+    """One measurement; `fraction` is the time that its bytes need at copy bandwidth over the time it took."""
+
+    name: str
+    dtype: str
+    batch: int
+    tokens: int
+    median_us: float | None = None
+    nbytes: int | None = None
+    fraction: float | None = None
+    speedup: float | None = None
+    error: str | None = None
+    tile: dict[str, int] | None = None
+
+    def __str__(self) -> str:
+        head = f"{self.name:<10} {self.dtype:<5} {self.batch:>3} x {self.tokens:<6}"
+        if self.median_us is None or self.nbytes is None:
+            return f"{head} {self.error}"
+        speedup = "" if self.speedup is None else f"{self.speedup:6.2f}x"
+        tile = "" if self.tile is None else "  " + " ".join(f"{key}={value}" for key, value in self.tile.items())
+        return f"{head} {self.median_us:9.1f} us {self.nbytes / 1e6:9.1f} MB {self.fraction:6.2f} {speedup}{tile}"
+
+
+def build(shares: dict[int, float], batch: int, tokens: int, dtype: torch.dtype) -> Cache:
+    """A cache of random keys and values; without shares everything is in the raw run, else only the tail."""
+
+    def normal(count: int) -> Tensor:
+        return torch.randn(batch, KV_HEADS, count, CHANNELS, device="cuda", dtype=dtype)
+
+    windows = tokens // WINDOW if shares else 0
+    counts = {bits: round(windows * share) for bits, share in shares.items()}
+    if counts:
+        counts[min(counts)] += windows - sum(counts.values())
+    segments = []
+    for bits, count in counts.items():
+        index = torch.arange(count * WINDOW, device="cuda").expand(batch, -1)
+        key, value = (pack(normal(count * WINDOW), index, bits=bits, window=WINDOW) for _ in range(2))
+        segments.append(Segment(key, value))
+    tail = tokens - windows * WINDOW
+    return Cache(segments, normal(tail), normal(tail))
+
+
+def median_us(calls: list[Callable[[], object]], replays: int = 21) -> float:
+    """Median time of one of the calls, all of them in one CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times: list[float] = []
+    for replay in range(replays + 3):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        if replay >= 3:
+            times.append(float(start.elapsed_time(stop)) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def copy_gb_per_second() -> float:
+    """Bandwidth of a large copy on the device, bytes read plus bytes written."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / median_us([lambda: target.copy_(source)]) / 1e3
+
+
+def repeats(nbytes: int) -> int:
+    """Caches of this size that no L2 holds; not more than a model has layers."""
+    return max(1, min(28, -(-COLD_BYTES // nbytes)))
+
+
+def relative_error(output: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over that of the expected output."""
+    return float((output.float() - expected.float()).norm() / expected.float().norm())
+
+
+def measure(row: Row, calls: list[Callable[[], object]], nbytes: int, gb_per_second: float) -> Row:
+    """Fill in the time of a row."""
+    row.median_us, row.nbytes = median_us(calls), nbytes
+    row.fraction = nbytes / gb_per_second / 1e3 / row.median_us
+    return row
+
+
+def measure_ours(row: Row, gb_per_second: float, tile: AttendTile | None = None) -> Row:
+    """Our attention on one format, checked first."""
+    dtype = DTYPES[row.dtype]
+    query = torch.randn(row.batch, QUERY_HEADS, 1, CHANNELS, device="cuda", dtype=dtype)
+    first = build(FORMATS[row.name], row.batch, row.tokens, dtype)
+    caches = [first] + [
+        build(FORMATS[row.name], row.batch, row.tokens, dtype) for _ in range(repeats(first.nbytes) - 1)
+    ]
+
+    def call(cache: Cache) -> Tensor:
+        arguments = (query, cache.segments, cache.raw_key, cache.raw_value, cache.raw_key.shape[2])
+        if tile is None:
+            return attend(*arguments, scaling=CHANNELS**-0.5)
+        from wq_kernels.ops.attend import kernel
+
+        return kernel.attend(*arguments, scaling=CHANNELS**-0.5, raw_mask=None, tile=tile)
+
+    with use_backend("torch"):
+        expected = attend(
+            query, first.segments, first.raw_key, first.raw_value, first.raw_key.shape[2], scaling=CHANNELS**-0.5
+        )
+    error = relative_error(call(first), expected)
+    if not error <= ERROR_LIMITS[row.dtype]:
+        row.error = f"WRONG: relative error {error:.4f}, no time taken"
+        return row
+    return measure(row, [lambda cache=cache: call(cache) for cache in caches], first.nbytes, gb_per_second)  # type: ignore[misc]
+
+
+def measure_peer(row: Row, gb_per_second: float) -> Row:
+    """PyTorch's attention on raw keys and values."""
+    dtype = DTYPES[row.dtype]
+    query = torch.randn(row.batch, QUERY_HEADS, 1, CHANNELS, device="cuda", dtype=dtype)
+    first = build({}, row.batch, row.tokens, dtype)
+    caches = [first] + [build({}, row.batch, row.tokens, dtype) for _ in range(repeats(first.nbytes) - 1)]
+
+    def call(cache: Cache) -> Tensor:
+        with sdpa_kernel(PEERS[row.name]):
+            return scaled_dot_product_attention(query, cache.raw_key, cache.raw_value, enable_gqa=True)
+
+    return measure(row, [lambda cache=cache: call(cache) for cache in caches], first.nbytes, gb_per_second)  # type: ignore[misc]
+
+
+def measure_pack(row: Row, gb_per_second: float) -> Row:
+    """Quantize, reorder and pack the keys of one layer; bytes are those read and those written."""
+    bits = int(row.name.removeprefix("pack INT"))
+    count = row.tokens // WINDOW * WINDOW
+    source = torch.randn(row.batch, KV_HEADS, row.tokens, CHANNELS, device="cuda", dtype=DTYPES[row.dtype])
+    index = torch.stack([torch.randperm(count, device="cuda") for _ in range(row.batch)])
+    block = pack(source, index, bits=bits, window=WINDOW)
+    with use_backend("torch"):
+        same = torch.equal(pack(source[:1], index[:1], bits=bits, window=WINDOW).data, block.data[:1])
+    if not same:
+        row.error = "WRONG: codes differ from PyTorch's, no time taken"
+        return row
+    nbytes = block.nbytes + source.element_size() * source.numel()
+    return measure(row, [lambda: pack(source, index, bits=bits, window=WINDOW)], nbytes, gb_per_second)
+
+
+def attempt(measurement: Callable[..., Row], row: Row, *arguments: Any) -> Row:
+    """A row whatever happens: one failed configuration must not cost the others."""
+    try:
+        row = measurement(row, *arguments)
+    except Exception as failure:
+        row.error = f"{type(failure).__name__}: {str(failure)[:200]}"
+    torch.cuda.empty_cache()
+    print(row, flush=True)
+    return row
+
+
+def compare(gb_per_second: float, deadline: float) -> list[Row]:
+    """Peers and every format on every shape, with the speed-up over the fastest peer."""
+    rows: list[Row] = []
+    for dtype, (batch, tokens) in itertools.product(DTYPES, SHAPES):
+        if time.monotonic() > deadline:
+            print("time is up: the remaining shapes are left out", flush=True)
+            break
+        peers = [attempt(measure_peer, Row(name, dtype, batch, tokens), gb_per_second) for name in PEERS]
+        fastest = min((row.median_us for row in peers if row.median_us), default=None)
+        ours = []
+        for name in FORMATS:
+            row = attempt(measure_ours, Row(name, dtype, batch, tokens), gb_per_second)
+            if row.median_us and fastest:
+                row.speedup = fastest / row.median_us
+                print(f"{'':<10} {row.speedup:.2f} times as fast as the fastest peer", flush=True)
+            ours.append(row)
+        packs = [attempt(measure_pack, Row(f"pack INT{bits}", dtype, batch, tokens), gb_per_second) for bits in (2, 4)]
+        rows += [*peers, *ours, *packs]
+    return rows
+
+
+def sweep(gb_per_second: float, deadline: float) -> list[Row]:
+    """INT2, INT4 and raw in bf16 with the tiles around the one that launch.py chooses."""
+    rows: list[Row] = []
+    for name, shape in itertools.product(("INT2", "INT4", "raw"), ((32, 2), (16, 1), (32, 4), (16, 2))):
+        for stages, (batch, tokens) in itertools.product((1, 2, 3), SWEEP_SHAPES):
+            if time.monotonic() > deadline:
+                print("time is up: the remaining tiles are left out", flush=True)
+                return rows
+            shapes = [SegmentShape(bits, bits, WINDOW, 1) for bits in FORMATS[name]]
+            chosen = choose_tile(QUERY_HEADS // KV_HEADS, CHANNELS, shapes, card(torch.device("cuda", 0)))
+            rows_of_tile, warps = shape
+            tile = AttendTile(chosen.query_block, chosen.channel_block, rows_of_tile, 2 * rows_of_tile, warps, stages)
+            row = Row(name, "bf16", batch, tokens, tile={"rows": rows_of_tile, "warps": warps, "stages": stages})
+            rows.append(attempt(measure_ours, row, gb_per_second, tile))
+    return rows
+
+
+def main() -> int:
+    """Entry point; exit code 1 when there is no GPU for the kernels or a kernel was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m wq_kernels.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
+    parser.add_argument("--sweep", action="store_true", help="measure other tiles instead of peers")
+    parser.add_argument("--seconds", type=float, default=140, help="start no new shape after this time (default 140)")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    backend = choose_backend(torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.bfloat16)
+    if backend.name != "triton":
+        print(f"error: the kernels cannot run here: {backend.reason}", file=sys.stderr)
+        return 1
+    import triton
+
+    torch.manual_seed(0)
+    gb_per_second = copy_gb_per_second()
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "copy_gb_per_second": gb_per_second,
+        "command": "python -m wq_kernels.bench" + (" --sweep" if options.sweep else ""),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    print(f"{machine['gpu']}, torch {torch.__version__}, triton {triton.__version__}, copy {gb_per_second:.0f} GB/s")
+    rows = (sweep if options.sweep else compare)(gb_per_second, deadline)
+    options.json.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 1 if any(row.error and row.error.startswith("WRONG") for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
