@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -63,23 +64,35 @@ def test_packed_questions_equal_separate_prompts(untrained: Any, clips: Any, pac
 
 
 def test_right_means_that_greedy_decoding_writes_the_answer(untrained: Any, packed: Any, clips: Any) -> None:
-    model, tokenizer = untrained
-    objective, _, shape, frames = packed
-    video = frames.view(shape.clips, FRAMES, 3, 64, 64)[:1]
-    asked = clips[0][1][0]
-    prompt = torch.tensor([_prompt(tokenizer, FRAMES, asked)])
-    written = model.generate(input_ids=prompt, pixel_values_videos=video, max_new_tokens=3, do_sample=False)
-    answer = tokenizer.decode(written[0, prompt.shape[1] :])
-    batch_shape = Shape(1, FRAMES, 245, 2)
-    told = [Question("FA", asked.text, answer, ("", "")), Question("FA", asked.text, answer + " dog", ("", ""))]
-    batch = Packer(tokenizer).batch([(clips[0][0], told)], batch_shape)
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    assert ids == written[0, prompt.shape[1] :].tolist()
-    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    """The head is solved so that it answers two questions rightly, and the third but for its last word."""
+    trained, tokenizer = untrained
+    model = copy.deepcopy(trained)
+    frames = packed[3][:FRAMES]
+    told = [("is there a dog?", "yes"), ("what happens?", "two cats jump."), ("what is it?", "a red star")]
+    written = [answer for _, answer in told[:2]] + ["a red circle"]
+    asked = [Question("FA", text, answer, ("", "")) for text, answer in told]
+
+    prompts = [_prompt(tokenizer, FRAMES, question) for question in asked]
+    targets = [[*tokenizer(answer)["input_ids"], tokenizer.eos_token_id] for answer in written]
+    states = []
+    for prompt, target in zip(prompts, targets, strict=True):
+        ids = torch.tensor([prompt + target])
+        with torch.no_grad():
+            hidden = model.model(input_ids=ids, pixel_values_videos=frames[None]).last_hidden_state[0]
+        states.append(hidden[len(prompt) - 1 : -1])
+    wanted = F.one_hot(torch.cat([torch.tensor(target) for target in targets]), len(tokenizer)).double()
+    head = torch.nn.Linear(256, len(tokenizer), bias=False)
+    head.weight.data = torch.linalg.lstsq(torch.cat(states).double(), wanted).solution.T.float()
+    model.lm_head = head
+
+    for prompt, target in zip(prompts, targets, strict=True):
+        out = model.generate(input_ids=torch.tensor([prompt]), pixel_values_videos=frames[None], max_new_tokens=8)
+        assert out[0, len(prompt) :].tolist() == target
+    shape = Shape(1, FRAMES, 245, 3)
+    batch = {name: torch.from_numpy(a) for name, a in Packer(tokenizer).batch([(clips[0][0], asked)], shape).items()}
     with torch.no_grad():
-        # The third token written is not the end token, so the answers as wholes are wrong, yet three tokens are right.
-        loss = objective(tensors, batch_shape, frames[:FRAMES])
-    assert loss.right[0].tolist() == [True, False, False]
+        result = Objective(model, packed[0].content_ids.tolist(), packed[0].prefix_ids.tolist())(batch, shape, frames)
+    assert result.right[0, 1:].tolist() == [True, True, False]
 
 
 def test_visual_features_equal_transformers(untrained: Any, packed: Any) -> None:

@@ -30,6 +30,7 @@ LENGTH_SECONDS = (4, 20)
 MAX_SCENES = 4
 MIN_FRAMES_PER_SCENE = 3.2
 MIN_FRAMES_PER_PHASE = 1.3
+JUMP_HEIGHT = 0.55  # of its size
 
 # Held-out seeds lie above every training seed, and those of rendered clips above both.
 TRAINING_SEEDS = range(0, 2**48)
@@ -283,9 +284,8 @@ def _offsets(
     rng: Random, action: Action, width: float, height: float, size: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Half the distance moved (x, y) and how far the middle of the path lies from the middle of the cell."""
-    free_x, free_y = max(width - size, 0.0) / 2, max(height - size, 0.0) / 2
-    if action is Action.JUMP:
-        free_y *= 0.4
+    lift = JUMP_HEIGHT * size if action is Action.JUMP else 0.0
+    free_x, free_y = max(width - size, 0.0) / 2, max(height - size - lift, 0.0) / 2
     half_x = half_y = 0.0
     if action in MOVES:
         reach = rng.uniform(0.75, 1.0)
@@ -295,7 +295,7 @@ def _offsets(
             half_y = max(free_y, 0.1) * reach * (1 if action is Action.DOWN else -1)
     shift_x = rng.uniform(-0.9, 0.9) * max(free_x - abs(half_x), 0)
     shift_y = rng.uniform(-0.9, 0.9) * max(free_y - abs(half_y), 0)
-    return (half_x, half_y), (shift_x, shift_y)
+    return (half_x, half_y), (shift_x, shift_y + lift / 2)
 
 
 def _path(cell: tuple[float, float, float, float], half: tuple[float, float], shift: tuple[float, float]) -> Keyframes:
@@ -377,7 +377,7 @@ def _motion(actor: Actor, u: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
         if actor.action is Action.BLINK:
             opacity = (~active).astype(np.float64)
         else:
-            lift = active * np.sqrt(np.sin(np.pi * (phase % 1))) * 0.55 * actor.size
+            lift = active * np.sqrt(np.sin(np.pi * (phase % 1))) * JUMP_HEIGHT * actor.size
     return size, angle, opacity, lift
 
 
