@@ -90,8 +90,8 @@ def test_matrix_that_the_file_does_not_name(tmp_path: Path, scale: int, matrix: 
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
 def test_a17_ten_bit_looks_like_eight_bit(tmp_path: Path, codec: str) -> None:
     options = {"x265-params": "log-level=none:pools=none:frame-threads=1"} if codec == "libx265" else {}
-    eight = make(tmp_path / "8.mp4", n=2, codec=codec, options=options)
-    ten = make(tmp_path / "10.mp4", n=2, codec=codec, options=options, pix="yuv420p10le")
+    eight = make(tmp_path / "8.mkv", n=2, codec=codec, options=options)
+    ten = make(tmp_path / "10.mkv", n=2, codec=codec, options=options, pix="yuv420p10le")
     difference = first(eight).astype(int) - first(ten).astype(int)
     assert np.abs(difference).mean() < 3
 

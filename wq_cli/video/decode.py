@@ -66,6 +66,8 @@ class Decoder:
 
     Attributes:
         damage: Ranks of pictures at which the decoder gave up or that it marked as broken.
+        may_skip: Whether pictures that no other refers to may be left out. Not where a picture may be two fields, each
+            in a packet of its own.
     """
 
     def __init__(self, file: BinaryIO, limits: Limits, name: str, timeline: Timeline) -> None:
@@ -73,6 +75,7 @@ class Decoder:
         self._is_careful = False
         self._can_seek = len(timeline.key_pts) > 0
         self.damage: set[int] = set()
+        self.may_skip = False
         self._open()
 
     def close(self) -> None:
@@ -126,7 +129,7 @@ class Decoder:
 
     def _walk(self, run: Run) -> Iterator[tuple[int, VideoFrame]]:
         wanted = {int(self._timeline.packets[rank]) for rank in run.ranks}
-        skips = self._timeline.is_ordered and self._context.name in _SKIPS_UNREFERENCED
+        skips = self.may_skip and self._timeline.is_ordered and self._context.name in _SKIPS_UNREFERENCED
         self._shown = -1
         is_broken = False
         for number, packet in self._packets_from(run.start):

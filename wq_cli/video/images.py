@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,8 @@ from wq_cli.video.source import printable
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _ASSUMED_FPS = 1.0
+# Said by `Limits.max_pixels`, and by an error rather than on the way.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
@@ -83,7 +86,9 @@ class FolderReel:
                 if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
                     image = Image.fromarray((np.asarray(image, np.int64) >> 8).astype(np.uint8))
                 return image.convert("RGBA")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except Image.DecompressionBombError:
+            raise VideoError(f"`{printable(path)}` is larger than Pillow opens", "shrink the picture") from None
+        except (OSError, ValueError, SyntaxError):
             self.damage.add(rank)
             return None
 

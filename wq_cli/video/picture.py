@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from av.filter import Graph
 from av.video.frame import VideoFrame
-from av.video.reformatter import ColorRange, Colorspace, Interpolation
+from av.video.reformatter import ColorRange, Colorspace
 
 from wq_cli.video.tonemap import HDR_TRANSFERS, hdr_to_sdr
 
@@ -21,7 +21,7 @@ _BACKGROUND = 255  # transparent parts become white, as on a page
 _COLORSPACE_UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 # Without full chroma, scaled pictures are off by up to 9 levels; accurate rounding on top gains nothing then and
 # costs twenty times as much where nothing is scaled.
-_SCALER = int(Interpolation.BICUBIC | Interpolation.FULL_CHR_H_INT)
+_SCALER = 0x4 | 0x2000  # SWS_BICUBIC | SWS_FULL_CHR_H_INT
 
 
 @dataclass(frozen=True)

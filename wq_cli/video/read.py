@@ -100,6 +100,8 @@ def _opened(path: str, limits: Limits, fps: float | None) -> Iterator[Reel]:
             yield reel
     except av.FFmpegError:
         raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None
+    except OSError as error:
+        raise VideoError(f"`{name}` cannot be read: {error.strerror or error}") from None
 
 
 def _losses(asked: npt.NDArray[np.int64], found: list[int], kept: list[int], reel: Reel) -> list[str]:

@@ -93,6 +93,7 @@ def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]
             raise VideoError(
                 f"no picture in `{name}` can be decoded", "it is damaged, or in a format that this FFmpeg does not know"
             )
+        decoder.may_skip = not first.interlaced_frame
         turn = orientation(first)
         width, height = display_size(first, decoder.stream.sample_aspect_ratio, turn)
         check_pixels(width, height, limits, name)
