@@ -301,7 +301,9 @@ def _state_change(world: World, rng: Random) -> Question | None:
             else rng.choice((" at the end", " in the end") if end else (" at first", " at the start"))
         )
         text = f"what {rng.choice(('colour', 'color'))} {be} the {noun}{when}?"
-        return Question("SC", text, answer, pick_options(rng, answer, list(COLOURS)), visible(subject), noun)
+        return Question(
+            "SC", text, answer, pick_options(rng, answer, list(COLOURS)), visible(subject), actor.noun.split()[-1]
+        )
     action = rng.choice((Action.GROW, Action.SHRINK, Action.RECOLOUR, Action.DISAPPEAR, Action.SPIN))
     doing = [pair for pair in world.soloists() if pair[1].action is action]
     if len(doing) != 1:
