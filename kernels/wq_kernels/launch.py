@@ -10,6 +10,8 @@ import torch
 
 from wq_kernels.layout import RAW_BITS, Segment, codes_per_word
 
+# Values that the PyTorch form works on at a time: few enough for a processor cache, enough to outweigh the calls.
+PIECE_ELEMENTS = 2**20
 # Warps of the attention kernel that fit on one multiprocessor at once: it takes all 255 registers of a thread.
 WARPS_PER_MULTIPROCESSOR = 8
 # One pass over the card leaves its slowest program alone at the end; a second one fills that gap.

@@ -8,12 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wq_kernels.launch import PIECE_ELEMENTS
 from wq_kernels.layout import Segment
 from wq_kernels.ops.unpack.naive import Scratch, dequantize
-
-# Elements of one piece's keys, and of its scores: small enough to stay in the cache of a processor core, large enough
-# to hide the cost of a call. Measured at Hkv 4, D 128 on two cores: 2**19 to 2**21 are equally fast.
-PIECE_ELEMENTS = 2**20
 
 
 def attend(

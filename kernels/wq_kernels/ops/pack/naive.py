@@ -5,17 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wq_kernels.launch import PIECE_ELEMENTS
 from wq_kernels.layout import Block, codes_per_word, words_per_window
 
 
 def pack(x: Tensor, index: Tensor, *, bits: int, window: int, zero_point: str) -> Block:
     """See `wq_kernels.pack`."""
-    gathered = gather(x, index)
-    batch, heads, tokens, channels = gathered.shape
-    windows = tokens // window
-    grouped = gathered.view(batch, heads, windows, window, channels)
-    scale, minimum, codes = quantize(grouped, bits, zero_point)
-    return Block(bits, window, windows, pack_codes(codes, bits), scale, minimum)
+    batch, heads, _, channels = x.shape
+    windows, words = index.shape[1] // window, words_per_window(window, bits)
+    data = torch.empty(batch, heads, windows * words, channels, dtype=torch.int32, device=x.device)
+    scale, minimum = (x.new_empty(batch, heads, windows, channels) for _ in range(2))
+    # A quarter: quantizing holds four arrays of this size.
+    step = max(1, PIECE_ELEMENTS // 4 // max(1, batch * heads * window * channels))
+    for start in range(0, windows, step):
+        stop = min(windows, start + step)
+        piece = gather(x, index[:, start * window : stop * window])
+        grouped = piece.view(batch, heads, stop - start, window, channels)
+        scale[:, :, start:stop], minimum[:, :, start:stop], codes = quantize(grouped, bits, zero_point)
+        data[:, :, start * words : stop * words] = pack_codes(codes, bits)
+    return Block(bits, window, windows, data, scale, minimum)
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
@@ -40,9 +48,6 @@ def quantize(x: Tensor, bits: int, zero_point: str) -> tuple[Tensor, Tensor, Ten
     """
     compute = torch.promote_types(x.dtype, torch.float32)
     top = 2**bits - 1
-    if x.numel() == 0:
-        empty = x.new_empty(*x.shape[:3], x.shape[4])
-        return empty, empty.clone(), x.to(torch.int32)
     low, high = (t.to(compute) for t in x.aminmax(dim=3))
     # Divided before the subtraction: the range itself can overflow.
     scale = (high / top - low / top).clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
