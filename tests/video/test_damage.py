@@ -144,7 +144,9 @@ def test_a34_nothing_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_mutated_files_end_in_frames_or_one_clear_error(tmp_path: Path, seed: int) -> None:
+def test_mutated_files_end_in_frames_or_one_clear_error(
+    tmp_path: Path, seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(seed)
     originals = [
         make(tmp_path / name, n=8, gop=4, codec=codec, pix=pix, fps=25).read_bytes()
@@ -158,7 +160,7 @@ def test_mutated_files_end_in_frames_or_one_clear_error(tmp_path: Path, seed: in
         )
     ]
     path = tmp_path / "mutated"
-    for _ in range(25):
+    for _ in range(60):
         data = bytearray(originals[rng.integers(len(originals))])
         for _ in range(rng.integers(1, 12)):
             at = int(rng.integers(len(data)))
@@ -180,3 +182,4 @@ def test_mutated_files_end_in_frames_or_one_clear_error(tmp_path: Path, seed: in
         assert 1 <= len(clip.frames) <= 4
         assert np.isfinite(clip.pts_seconds).all() and (np.diff(clip.pts_seconds) >= 0).all()
         assert np.isfinite(clip.span_seconds).all()
+    assert capfd.readouterr().err == ""  # PyAV prints what it cannot raise, such as seeks before the beginning

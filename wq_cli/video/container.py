@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import BinaryIO, cast
 
 import av
@@ -19,20 +18,34 @@ _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 
 
+class _Bytes:
+    """What FFmpeg sees of a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read, self.tell = file.read, file.tell
+        self._seek = file.seek
+
+    def seek(self, offset: int, whence: int) -> int:
+        """As `io.IOBase.seek`; -1 for the impossible offsets of damaged files, where PyAV prints an exception."""
+        try:
+            return self._seek(offset, whence)
+        except (OSError, ValueError, OverflowError):
+            return -1
+
+
 def open_container(file: BinaryIO, limits: Limits, name: str) -> InputContainer:
     """Opens the file by its content alone.
 
-    FFmpeg gets the bytes and no name, so that neither a suffix nor a `%d` in it means anything, and no protocol, so
-    that a playlist cannot reach other files or the network.
+    FFmpeg gets no name, so that neither a suffix nor a `%d` in it means anything, and no protocol, so that a playlist
+    cannot reach other files or the network.
 
     Raises:
         VideoError: The content is no container that FFmpeg knows.
     """
     file.seek(0)
-    nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
     options = {"protocol_whitelist": "none"} | _pixel_option(limits)
     try:
-        return av.open(nameless, "r", options=options, metadata_errors="replace", buffer_size=1 << 18)
+        return av.open(_Bytes(file), "r", options=options, metadata_errors="replace", buffer_size=1 << 18)
     except (av.FFmpegError, ValueError):
         raise VideoError(f"`{name}` is incomplete or not a video", "copy or download it again") from None
     except OSError as error:
