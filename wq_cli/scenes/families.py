@@ -295,11 +295,8 @@ def _state_change(world: World, rng: Random) -> Question | None:
         end = actor.colour_after is not None and rng.random() < 0.5
         answer = (actor.colour_after if end else actor.colour) or ""
         be = "is" if actor.copies == 1 else "are"
-        when = (
-            ""
-            if not actor.colour_after
-            else rng.choice((" at the end", " in the end") if end else (" at first", " at the start"))
-        )
+        moments = (" at the end", " in the end") if end else (" at first", " at the start")
+        when = rng.choice(moments) if actor.colour_after else ""
         text = f"what {rng.choice(('colour', 'color'))} {be} the {noun}{when}?"
         return Question(
             "SC", text, answer, pick_options(rng, answer, list(COLOURS)), visible(subject), actor.noun.split()[-1]
