@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("triton")
+
 from wq_kernels.ops.attend.planes import UNPACK_2, UNPACK_4, UNPACK_8
 
 

@@ -212,6 +212,15 @@ def test_nothing_to_see_gives_zero(backend: torch.device) -> None:
     assert attend(query[:0], [], raw[:0], raw[:0], 4, scaling=1.0).shape == (0, 4, 4, 64)
 
 
+def test_segments_in_another_dtype_than_the_queries(backend: torch.device, dequantized: Values) -> None:
+    attention = Attention(Case(((16, 2, 32, 2), (4, 16, 32, 1)), raw_length=3), torch.float32, backend)
+    attention.query, attention.raw_key, attention.raw_value = (
+        t.half() for t in (attention.query, attention.raw_key, attention.raw_value)
+    )
+    attention.dtype = torch.float16
+    check(attention, dequantized)
+
+
 def test_float16_outliers_stay_finite(backend: torch.device, dequantized: Values) -> None:
     source = torch.randn(2, 2, 64, 64).half()
     source[:, :, 7, 3], source[:, :, 9, 3], source[:, :, 40, 5] = 65504, -65504, 6e4

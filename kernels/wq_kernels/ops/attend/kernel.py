@@ -43,7 +43,7 @@ def add_key_scores(
     if BITS == 16:
         for p in tl.static_range(T):
             source, present = source_row(row, p, T, WINDOW, ROWS_PER_WINDOW)
-            b_k = tl.load(block[0] + source * stride + channel, mask=mask & present, other=0.0)
+            b_k = tl.load(block[0] + source * stride + channel, mask=mask & present, other=0.0).to(b_q.dtype)
             new_scores = new_scores + (tl.dot(b_k, b_q, scores[p], input_precision="ieee"),)
     else:
         WORDS: tl.constexpr = T * BITS // 32
