@@ -129,6 +129,7 @@ class WindowCacheLayer(CacheLayerMixin):
     """
 
     is_sliding = False
+    is_croppable = True
 
     def __init__(self, owner: WindowCache) -> None:
         super().__init__()
@@ -280,6 +281,18 @@ class WindowCacheLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest tokens, as transformers counts them: -3 forgets three.
+
+        Raises:
+            ValueError: They are not all newer than the seal.
+        """
+        count = -tokens_to_remove
+        if not self.sealed or not 0 <= count <= self.length - self.owner.visual.length:
+            raise ValueError(f"`crop({tokens_to_remove})` reaches into the sealed prompt")
+        self.raw_length -= count
+        self.length -= count
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Follow a beam search: every row of the batch may change places."""

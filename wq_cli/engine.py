@@ -340,6 +340,12 @@ def extend(model: VideoModel, state: Prefilled, embeds: torch.Tensor, last_only:
     return model.logits(hidden[:, -1] if last_only else hidden)
 
 
+def rewind(state: Prefilled, count: int) -> None:
+    """Forget the last `count` tokens that `extend` ran."""
+    state.cache.crop(-count)
+    state.position = state.position - count
+
+
 def ask_through_cache(model: VideoModel, state: Prefilled, prompts: list[Prompt]) -> None:
     """Run what follows the last visual token through the packed cache: the question after the cache.
 

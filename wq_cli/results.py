@@ -215,7 +215,49 @@ class BenchResult:
     notices: tuple[str, ...] = ()
 
 
-Result = AskResult | InspectResult | BenchResult
+@dataclass(frozen=True)
+class EvalRow:
+    """One policy over a suite; every question was read through its packed cache.
+
+    Attributes:
+        accuracy: Share of questions whose right option is the likeliest.
+        standard_error: Of the accuracy, clustered by clip, since questions on one clip are not independent.
+        families: Accuracy of each family.
+        kl_to_full: Mean KL(full || policy) in nats over the tokens of the full-precision answers.
+        greedy_agreement: Share of those tokens that are the likeliest for the policy too.
+        effective_bits, kv_bytes, kv_bytes_full: Means over the questions.
+    """
+
+    policy: str
+    accuracy: float
+    standard_error: float
+    families: dict[str, float]
+    kl_to_full: float
+    greedy_agreement: float
+    effective_bits: float
+    kv_bytes: float
+    kv_bytes_full: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Policies over the questions of a suite, question after cache, the same prefill rule for all."""
+
+    command: str
+    suite: str
+    model: ModelResult
+    settings: dict[str, Any]
+    seed: int
+    frames: int
+    clips: int
+    questions: int
+    answer_tokens: int
+    rows: tuple[EvalRow, ...]
+    versions: dict[str, str]
+    notices: tuple[str, ...] = ()
+
+
+Result = AskResult | InspectResult | BenchResult | EvalResult
 
 
 @dataclass(frozen=True)

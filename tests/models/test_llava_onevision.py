@@ -231,3 +231,15 @@ def test_reported_bytes_are_those_of_the_tensors(model: VideoModel, frames: np.n
     assert state.cache.nbytes == total
     assert state.cache.metadata_nbytes == metadata > 0
     assert state.cache.nbytes < state.cache.full_nbytes
+
+
+def test_rewind_forgets_exactly_what_was_run(model: VideoModel, frames: np.ndarray) -> None:
+    prompt = prompt_of(model, frames)
+    state = prefilled(model, [prompt], Quantization(policy="rtn4", window=8), until_visual_end=True)
+    rest = prompt.embeds[None, prompt.visual_end :]
+    first = engine.extend(model, state, rest)
+    engine.rewind(state, rest.shape[1])
+    assert state.cache.get_seq_length() == prompt.visual_end
+    assert torch.equal(engine.extend(model, state, rest), first)
+    with pytest.raises(ValueError, match="reaches into"):
+        engine.rewind(state, rest.shape[1] + 1)

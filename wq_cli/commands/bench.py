@@ -72,7 +72,7 @@ def bench(
     ):
         if value < least:
             raise UsageError(f"`{name} {value}` is below {least}")
-    names = None if policies is None else _split(policies)
+    names = None if policies is None else split_policies(policies)
     output.check(plot)
 
     from wq_cli import bench as benchmark
@@ -109,7 +109,7 @@ def bench(
     output.emit(result)
 
 
-def _split(text: str) -> list[str]:
+def split_policies(text: str) -> list[str]:
     """Names joined by commas.
 
     Raises:

@@ -63,7 +63,7 @@ class Budget:
         """The error for a budget below the lowest widths of a policy."""
         asked, least = self.total_bits / self.elements, needed_bits / self.elements
         return WqError(
-            f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, this policy needs at least `{least:.2f}`",
+            f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, the policy needs at least `{least:.2f}`",
             "raise `--bits` or `--kv-memory`, or take fewer frames",
         )
 

@@ -1,4 +1,4 @@
-"""The table of `wq bench`: one row a policy, each against full precision."""
+"""The tables of `wq bench` and `wq eval`: one row a policy, each against full precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from wq_cli.console import printable
 from wq_cli.report import format
 from wq_cli.report.format import Glyphs
-from wq_cli.results import BenchResult, BenchRow
+from wq_cli.results import BenchResult, BenchRow, EvalResult
 
 REFERENCE = "fp16"
 _WIDE = 120
@@ -101,3 +101,38 @@ def _speed(row: BenchRow, reference: BenchRow, glyphs: Glyphs) -> Text:
     if 1 / ratio >= _NOTICEABLE:
         return Text(f"{1 / ratio:.2f}{glyphs.times} slower", style="red")
     return Text("as fast")
+
+
+def eval_table(result: EvalResult) -> Table:
+    """One row a policy: accuracy with its standard error, distance to full precision, and what the cache takes."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("policy", "accuracy", "KL", "same", "bits", "KV"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    table.add_column("weakest family", no_wrap=True)
+    for row in result.rows:
+        family, lowest = min(row.families.items(), key=lambda item: item[1])
+        table.add_row(
+            row.policy,
+            f"{row.accuracy:.1%} ±{row.standard_error:.1%}",
+            f"{row.kl_to_full:.2g}",
+            f"{row.greedy_agreement:.1%}",
+            f"{row.effective_bits:.2f}",
+            format.size(round(row.kv_bytes)),
+            f"{family} {lowest:.0%}",
+        )
+    return table
+
+
+def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
+    """What the figures hold for, and what the columns mean."""
+    model = result.model
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    asked = f"{result.questions} questions on {result.clips} clips of {result.frames} frames, seed {result.seed}"
+    lines = [
+        f" {glyphs.dot} ".join([f"{printable(model.name)} on {model.device}, {model.dtype}, {model.backend}", asked]),
+        versions,
+        "accuracy: right option is the likeliest, through the packed cache; standard error clustered by clip",
+        f"KL in nats to {REFERENCE} and share of equal likeliest tokens, over the {REFERENCE} answers",
+        "bits per visual element; KV: mean bytes of the cache",
+    ]
+    return Text("\n".join(lines), style="dim")
