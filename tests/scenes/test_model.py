@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 from pathlib import Path
@@ -131,3 +132,12 @@ def test_packer_leaves_out_what_does_not_fit(untrained: tuple[Any, Any]) -> None
     # 41 typed tokens, 3 before the answer, the answer and its end: two of 46 fit 100.
     assert batch["family"][0].tolist() == [list(FAMILIES).index("FA")] * 2 + [-1]
     assert (batch["segment"][0] == -1).sum() == 8
+
+
+def test_model_card_tells_what_the_record_says() -> None:
+    path = Path(__file__).parents[2] / "docs" / "make_demo_results.py"
+    spec = importlib.util.spec_from_file_location("make_demo_results", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == module.TARGET.read_text(encoding="utf-8"), "run `python docs/make_demo_results.py`"
