@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import io
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
-from PIL import Image
-from small_videos import make, numbered, numbers
+from PIL import Image, features
+from small_videos import make, number_of, numbered, numbers
 
 from wq_cli.config import Sampling
 from wq_cli.errors import UsageError, VideoError, WqError
@@ -149,10 +153,81 @@ def test_a28_png_whose_name_is_a_pattern(tmp_path: Path) -> None:
     assert numbers(clip.frames) == [7]
 
 
-def test_a29_web_addresses_are_refused() -> None:
-    error = error_of("https://example.org/a.mp4")
-    assert error.message == "`https://example.org/a.mp4` is a web address, which wq does not read"
-    assert error.hint == "download the file and give its path"
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers by the first part of the path."""
+
+    video: bytes = b""
+
+    def do_GET(self) -> None:
+        kind = self.path.strip("/").partition("/")[0]
+        if kind.isdecimal():
+            self.send_error(int(kind))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if kind == "page" else "application/octet-stream")
+        self.send_header("Content-Length", str(len(self.video)))
+        self.end_headers()
+        self.wfile.write(self.video[:1000] if kind in ("stall", "cut") else self.video)
+        self.wfile.flush()
+        if kind == "stall":
+            time.sleep(1)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(ten: Path) -> Iterator[str]:
+    Handler.video = ten.read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        thread = threading.Thread(target=listener.serve_forever, daemon=True)
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("no_proxy", "*")
+            yield f"http://127.0.0.1:{listener.server_port}"
+        listener.shutdown()
+
+
+def test_a29_web_address(server: str) -> None:
+    clip = read(f"{server}/video/日本.mp4?a=1#2", FIVE, default_frames=8)
+    assert numbers(clip.frames) == EVERY_SECOND
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("404", "the server of `{}` answers 404 Not Found"),
+        ("403", "the server of `{}` answers 403 Forbidden"),
+        ("500", "the server of `{}` answers 500 Internal Server Error"),
+        ("page", "`{}` is a web page"),
+        ("stall", "`{}` cannot be fetched: timed out"),
+        ("cut", "`{}` broke off "),
+    ],
+)
+def test_a29_web_servers_that_give_no_video(server: str, kind: str, message: str) -> None:
+    address = f"{server}/{kind}/a.mp4"
+    found = error_of(address, limits=Limits(timeout_seconds=0.3)).message
+    assert found.startswith(message.format(address))
+
+
+def test_a29_web_address_that_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}/a.mp4"
+    assert error_of(address).message == f"`{address}` cannot be reached: Connection refused"
+    assert "cannot be fetched" in error_of("http://[broken/a.mp4").message
+
+
+def test_a29_web_files_have_a_size_cap(server: str) -> None:
+    error = error_of(f"{server}/video/large.mp4", limits=Limits(max_copied_bytes=1000))
+    assert error.message.endswith("goes on after 1,000 bytes")
+    assert error.hint == "lift the limit with `--max-copied-bytes`"
+
+
+@pytest.mark.parametrize("address", ["ftp://example.org/a.mp4", "file:///etc/passwd", "rtsp://example.org/a"])
+def test_a29_other_protocols_are_names_of_files(address: str) -> None:
+    assert error_of(address).message == f"there is no file `{address}`"
 
 
 def test_a29_a_playlist_cannot_reach_other_files(ten: Path, tmp_path: Path) -> None:
@@ -173,6 +248,27 @@ def test_a31_content_counts_not_the_suffix(ten: Path, tmp_path: Path) -> None:
     Image.fromarray(numbered(5)).save(picture, "PNG")
     clip = read(picture, FIVE, default_frames=8)
     assert numbers(clip.frames) == [5] and clip.info.duration_seconds > 0
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "tiff", "ppm"])
+def test_a31_single_pictures(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned 90 degrees clockwise
+    has_exif = suffix in ("jpg", "png", "webp")
+    Image.fromarray(numbered(5)).save(tmp_path / f"a.{suffix}", **({"exif": exif} if has_exif else {}))
+    clip = read(tmp_path / f"a.{suffix}", FIVE, default_frames=8)
+    picture = clip.frames[0]
+    if has_exif:
+        assert clip.info.rotation_degrees == 90
+        picture = np.rot90(picture)
+    assert picture.shape == (64, 96, 3) and number_of(picture) == 5
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_animated_avif(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(numbered(i)) for i in range(6)]
+    pictures[0].save(tmp_path / "a.avif", save_all=True, append_images=pictures[1:], duration=100, quality=95)
+    assert numbers(read(tmp_path / "a.avif", Sampling(frames=6), default_frames=8).frames) == list(range(6))
 
 
 def test_a32_four_kinds_of_bad_input_have_four_messages(tmp_path: Path) -> None:
@@ -242,15 +338,16 @@ def test_pipe_and_its_limit(ten: Path, tmp_path: Path) -> None:
         with contextlib.suppress(BrokenPipeError):
             pipe.write_bytes(ten.read_bytes())
 
-    for limits, expected in ((Limits(), EVERY_SECOND), (Limits(max_piped_bytes=1000), None)):
+    for limits, expected in ((Limits(), EVERY_SECOND), (Limits(max_copied_bytes=1000), None)):
         feeder = threading.Thread(target=feed)
         feeder.start()
         if expected:
+            assert probe(pipe, limits).frame_count == 10  # a pipe gives its bytes once, and may be asked twice
             assert numbers(read(pipe, FIVE, default_frames=8, limits=limits).frames) == expected
         else:
             error = error_of(pipe, limits=limits)
             assert error.message == f"`{pipe}` goes on after 1,000 bytes"
-            assert error.hint == "lift the limit with `--max-piped-bytes`"
+            assert error.hint == "lift the limit with `--max-copied-bytes`"
         feeder.join()
 
 

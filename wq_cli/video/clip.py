@@ -16,13 +16,15 @@ class Limits:
         max_frames_walked: Pictures looked at in one file, decoded or not (`--max-frames-walked`).
         max_pixels: Pixels of one picture, as stored and as shown (`--max-pixels`).
         max_frames: Frames of one clip (`--max-frames`).
-        max_piped_bytes: Bytes taken from standard input or a pipe (`--max-piped-bytes`).
+        max_copied_bytes: Bytes taken from standard input, a pipe or a web address (`--max-copied-bytes`).
+        timeout_seconds: Longest silence of a web server (`--timeout`).
     """
 
     max_frames_walked: int = 2_000_000
     max_pixels: int = 2**26
     max_frames: int = 4096
-    max_piped_bytes: int = 2**33
+    max_copied_bytes: int = 2**33
+    timeout_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

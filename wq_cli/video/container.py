@@ -64,7 +64,11 @@ def best_stream(container: InputContainer, limits: Limits, name: str) -> VideoSt
     decodable = [s for s in streams if s.codec_context is not None]
     if not decodable:
         raise VideoError(f"the video stream in `{name}` is in a format that this FFmpeg cannot decode")
-    best = max(decodable, key=lambda s: (s.width * s.height, bool(s.disposition & Disposition.default), -s.index))
+    best = max(
+        decodable,
+        # An animated AVIF holds its first picture once more, as a stream of its own.
+        key=lambda s: (s.width * s.height, s.frames != 1, bool(s.disposition & Disposition.default), -s.index),
+    )
     check_pixels(best.width, best.height, limits, name)
     return best
 

@@ -56,7 +56,11 @@ def orientation(frame: VideoFrame) -> Orientation:
     To be called once a stream: PyAV ties a frame whose side data was looked at into a reference cycle, and a hundred of
     those are held in memory until the garbage collector comes by.
     """
-    matrix = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
+    try:
+        matrix = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
+    except ValueError:  # PyAV stumbles over kinds of side data that are newer than itself, such as EXIF
+        quarters = round(-frame.rotation / 90) % 4
+        return Orientation(quarters % 2 == 1, flips_rows=quarters in (2, 3), flips_columns=quarters in (1, 2))
     if matrix is None:
         return Orientation()
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import stat
+import string
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import BinaryIO
 
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import Limits
 
-_WEB_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_WEB_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
 
 
@@ -25,44 +29,61 @@ def printable(path: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-@contextmanager
-def open_source(path: str, limits: Limits) -> Iterator[BinaryIO]:
-    """Opens a file for reading; standard input (`-`) and pipes are copied to a private temporary file first.
+def open_source(path: str, limits: Limits) -> AbstractContextManager[BinaryIO]:
+    """Opens a file for reading; what cannot be read twice is copied to a private temporary file first.
 
     Raises:
-        VideoError: The name is a web address, or the file is missing, not readable or empty.
+        VideoError: The file is missing, not readable or empty, or the web server does not give it.
     """
     name = printable(path)
-    if path == "-":
-        yield _copy_of_standard_input(limits.max_piped_bytes)
-        return
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below, where its reader's errors are not taken for its own)
-    except FileNotFoundError:
         if _WEB_ADDRESS.match(path):
-            raise VideoError(
-                f"`{name}` is a web address, which wq does not read", "download the file and give its path"
-            ) from None
+            return nullcontext(_copy_of_web_file(path, limits.max_copied_bytes, limits.timeout_seconds))
+        if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
+            return nullcontext(_copy_of_pipe(path, limits.max_copied_bytes))
+        file = open(path, "rb")  # noqa: SIM115 (it is the context manager that is returned)
+    except FileNotFoundError:
         raise VideoError(f"there is no file `{name}`", "check the spelling and the current folder") from None
     except PermissionError:
         raise VideoError(f"no permission to read `{name}`") from None
     except (OSError, ValueError) as error:
         raise VideoError(f"`{name}` cannot be opened: {getattr(error, 'strerror', None) or error}") from None
-    with file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            with _copied(file, name, limits.max_piped_bytes) as copy:
-                yield copy
-        elif status.st_size == 0:
-            raise VideoError(f"`{name}` is empty")
-        else:
-            yield file
+    if os.fstat(file.fileno()).st_size == 0:
+        file.close()
+        raise VideoError(f"`{name}` is empty")
+    return file
+
+
+# Copies are kept until the process ends: a video may be opened more often than it can, or should, be fetched.
+@lru_cache(maxsize=1)
+def _copy_of_pipe(path: str, max_bytes: int) -> BinaryIO:
+    if path == "-":
+        return _copied(sys.stdin.buffer, "standard input", max_bytes)
+    with open(path, "rb") as pipe:
+        return _copied(pipe, printable(path), max_bytes)
 
 
 @lru_cache(maxsize=1)
-def _copy_of_standard_input(max_bytes: int) -> BinaryIO:
-    """Kept until the process ends: standard input can be read once, a video may be opened more often."""
-    return _copied(sys.stdin.buffer, "standard input", max_bytes)
+def _copy_of_web_file(address: str, max_bytes: int, timeout_seconds: float) -> BinaryIO:
+    name = printable(address)
+    if not address.isascii():
+        address = urllib.parse.quote(address, safe=string.punctuation)
+    try:
+        with urllib.request.urlopen(address, timeout=timeout_seconds) as response:
+            if response.headers.get_content_type() == "text/html":
+                raise VideoError(f"`{name}` is a web page", "give the address of the video file itself")
+            copy = _copied(response, name, max_bytes)
+            if response.length:
+                raise VideoError(f"`{name}` broke off {response.length:,} bytes before its end", "try again")
+            return copy
+    except urllib.error.HTTPError as error:
+        raise VideoError(f"the server of `{name}` answers {error.code} {error.reason}".rstrip()) from None
+    except urllib.error.URLError as error:
+        raise VideoError(
+            f"`{name}` cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise VideoError(f"`{name}` cannot be fetched: {error}") from None
 
 
 def _copied(stream: BinaryIO, name: str, max_bytes: int) -> BinaryIO:
@@ -72,14 +93,11 @@ def _copied(stream: BinaryIO, name: str, max_bytes: int) -> BinaryIO:
         while chunk := stream.read(_CHUNK_BYTES):
             if copy.tell() + len(chunk) > max_bytes:
                 raise VideoError(
-                    f"`{name}` goes on after {max_bytes:,} bytes", "lift the limit with `--max-piped-bytes`"
+                    f"`{name}` goes on after {max_bytes:,} bytes", "lift the limit with `--max-copied-bytes`"
                 )
             copy.write(chunk)
         if copy.tell() == 0:
             raise VideoError(f"`{name}` is empty")
-    except OSError as error:
-        copy.close()
-        raise VideoError(f"`{name}` cannot be read: {error.strerror}") from None
     except BaseException:
         copy.close()
         raise
