@@ -12,6 +12,7 @@ from small_videos import make, numbers
 
 from wq_cli.config import Sampling
 from wq_cli.video import Clip, probe, read
+from wq_cli.video.timeline import filled
 
 QUIET_X265 = {"x265-params": "log-level=none:pools=none:frame-threads=1"}
 B_FRAMES = {"x264-params": "bframes=2:b-adapt=0"}
@@ -196,3 +197,11 @@ def test_a36_five_of_five(tmp_path: Path, name: str) -> None:
 def test_a36_the_last_picture_can_be_reached(tmp_path: Path) -> None:
     path = make(tmp_path / "a.mp4", n=30)
     assert numbers(read(path, Sampling(frames=1, start=2.9), default_frames=8).frames) == [29]
+
+
+def test_single_missing_times_are_filled_in() -> None:
+    none = np.iinfo(np.int64).min
+    pts = np.array([none, 10, none, 30, none, none])
+    dts = np.array([none, 0, 15, 20, none, none])
+    lengths = np.array([10, 10, 10, 12, 10, 10])
+    assert filled(pts, dts, lengths).tolist() == [10, 10, 15, 30, 42, 52]
