@@ -6,10 +6,16 @@ import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import numpy.typing as npt
+import pytest
+
+from wq_cli.config import Sampling
+from wq_cli.errors import VideoError
+from wq_cli.video import read
 
 Picture = npt.NDArray[np.uint8]
 BITS = 10
@@ -58,7 +64,7 @@ def make(
 ) -> Path:
     """Encodes n pictures.
 
-    `pts` are in units of `time_base`; `packet_pts` likewise, for times that no encoder takes (codecs without reordering).
+    `pts` are in units of `time_base`; so are `packet_pts`, for times that no encoder takes.
     """
     with av.open(str(path), "w", format=container, options=mux or {}) as output:
         if comment is not None:
@@ -95,3 +101,14 @@ def set_display_matrix(source: Path, target: Path, a: int, b: int, c: int, d: in
     data[at : at + 36] = struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
     target.write_bytes(data)
     return target
+
+
+def error_of(path: Path | str, **kwargs: Any) -> VideoError:
+    """The error that reading ends in, checked to be one line in house style."""
+    with pytest.raises(VideoError) as caught:
+        read(path, Sampling(frames=10), default_frames=8, **kwargs)
+    for text in (caught.value.message, caught.value.hint or ""):
+        assert "\n" not in text and not text.endswith(".")
+        text.encode("utf-8")  # can be printed on a strict stream
+    assert caught.value.exit_code == 1
+    return caught.value

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import io
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +16,10 @@ import av
 import numpy as np
 import pytest
 from PIL import Image, features
-from small_videos import make, number_of, numbered, numbers
+from small_videos import error_of, make, number_of, numbered, numbers
 
 from wq_cli.config import Sampling
-from wq_cli.errors import UsageError, VideoError, WqError
+from wq_cli.errors import UsageError
 from wq_cli.video import Limits, probe, read, source
 
 FIVE = Sampling(frames=5)
@@ -33,17 +29,6 @@ EVERY_SECOND = [1, 3, 5, 7, 9]
 @pytest.fixture(scope="module")
 def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("ten") / "a.mp4", n=10)
-
-
-def error_of(path: Path | str, **kwargs: Any) -> VideoError:
-    """The error that reading ends in, checked to be one line in house style."""
-    with pytest.raises(VideoError) as caught:
-        read(path, Sampling(frames=10), default_frames=8, **kwargs)
-    for text in (caught.value.message, caught.value.hint or ""):
-        assert "\n" not in text and not text.endswith(".")
-        text.encode("utf-8")  # can be printed on a strict stream
-    assert caught.value.exit_code == 1
-    return caught.value
 
 
 def test_a13_audio_only(tmp_path: Path) -> None:
@@ -151,78 +136,6 @@ def test_a28_png_whose_name_is_a_pattern(tmp_path: Path) -> None:
     Image.fromarray(numbered(7)).save(tmp_path / "a%d.png")
     clip = read(tmp_path / "a%d.png", FIVE, default_frames=8)
     assert numbers(clip.frames) == [7]
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by the first part of the path."""
-
-    video: bytes = b""
-
-    def do_GET(self) -> None:
-        kind = self.path.strip("/").partition("/")[0]
-        if kind.isdecimal():
-            self.send_error(int(kind))
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8" if kind == "page" else "application/octet-stream")
-        self.send_header("Content-Length", str(len(self.video)))
-        self.end_headers()
-        self.wfile.write(self.video[:1000] if kind in ("stall", "cut") else self.video)
-        self.wfile.flush()
-        if kind == "stall":
-            time.sleep(1)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def server(ten: Path) -> Iterator[str]:
-    Handler.video = ten.read_bytes()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        thread = threading.Thread(target=listener.serve_forever, daemon=True)
-        thread.start()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("no_proxy", "*")
-            yield f"http://127.0.0.1:{listener.server_port}"
-        listener.shutdown()
-
-
-def test_a29_web_address(server: str) -> None:
-    clip = read(f"{server}/video/日本.mp4?a=1#2", FIVE, default_frames=8)
-    assert numbers(clip.frames) == EVERY_SECOND
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("404", "the server of `{}` answers 404 Not Found"),
-        ("403", "the server of `{}` answers 403 Forbidden"),
-        ("500", "the server of `{}` answers 500 Internal Server Error"),
-        ("page", "`{}` is a web page"),
-        ("stall", "`{}` cannot be fetched: timed out"),
-        ("cut", "`{}` broke off "),
-    ],
-)
-def test_a29_web_servers_that_give_no_video(server: str, kind: str, message: str) -> None:
-    address = f"{server}/{kind}/a.mp4"
-    found = error_of(address, limits=Limits(timeout_seconds=0.3)).message
-    assert found.startswith(message.format(address))
-
-
-def test_a29_web_address_that_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}/a.mp4"
-    assert error_of(address).message == f"`{address}` cannot be reached: Connection refused"
-    assert "cannot be fetched" in error_of("http://[broken/a.mp4").message
-
-
-def test_a29_web_files_have_a_size_cap(server: str) -> None:
-    error = error_of(f"{server}/video/large.mp4", limits=Limits(max_copied_bytes=1000))
-    assert error.message.endswith("goes on after 1,000 bytes")
-    assert error.hint == "lift the limit with `--max-copied-bytes`"
 
 
 @pytest.mark.parametrize("address", ["ftp://example.org/a.mp4", "file:///etc/passwd", "rtsp://example.org/a"])
@@ -410,88 +323,3 @@ def test_progress(ten: Path) -> None:
     calls: list[tuple[int, int]] = []
     read(ten, FIVE, default_frames=8, on_progress=lambda done, total: calls.append((done, total)))
     assert calls == [(i, 5) for i in range(1, 6)]
-
-
-def folder_of(path: Path, names: list[str]) -> Path:
-    path.mkdir()
-    for i, name in enumerate(names):
-        Image.fromarray(numbered(i)).save(path / name)
-    return path
-
-
-def test_b12_folder_in_natural_order_with_an_assumed_rate(tmp_path: Path) -> None:
-    folder = folder_of(
-        tmp_path / "f", ["a1.png", "a2.png", "A3.PNG", "a9.jpg", "a10.png", "a100.bmp", "b1.webp", "c.tif"]
-    )
-    (folder / "notes.txt").write_text("no picture")
-    (folder / ".hidden.png").write_text("no picture")
-    (folder / "sub.png").mkdir()
-    clip = read(folder, Sampling(frames=20), default_frames=8)
-    assert numbers(clip.frames) == list(range(8))
-    assert clip.pts_seconds.tolist() == list(range(8))
-    assert clip.notices[0] == "a folder has no frame rate: 1 picture per second is assumed (`--fps` sets it)"
-    assert clip.info.frame_count == 8 and clip.info.duration_seconds == 8
-
-
-def test_b12_folder_with_a_rate(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "f", [f"{i}.png" for i in range(12)])
-    clip = read(folder, Sampling(fps=4), default_frames=8)
-    assert numbers(clip.frames) == list(range(12))
-    assert clip.pts_seconds == pytest.approx(np.arange(12) / 4)
-    assert clip.notices == ()
-    half = read(folder, Sampling(fps=4, start=1, end=2), default_frames=8)
-    assert numbers(half.frames) == [4, 5, 6, 7]
-
-
-def test_folder_with_damaged_and_differing_pictures(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "f", [f"{i}.png" for i in range(6)])
-    (folder / "0.png").write_bytes(b"junk")
-    (folder / "3.png").write_bytes((folder / "3.png").read_bytes()[:100])
-    Image.fromarray(numbered(4, 200, 100)).convert("L").save(folder / "4.png")
-    clip = read(folder, Sampling(frames=6), default_frames=8)
-    assert numbers(clip.frames) == [1, 2, 4, 5]
-    assert clip.notices[-1] == "2 of 6 frames cannot be decoded and are left out (damage near 0.0 s)"
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "P", "L", "LA", "CMYK", "1", "I;16"])
-def test_folder_with_every_kind_of_pixel(tmp_path: Path, mode: str) -> None:
-    folder = tmp_path / "f"
-    folder.mkdir()
-    if mode == "I;16":
-        image = Image.fromarray(np.full((8, 8), 200 * 257, np.uint16))
-    elif mode == "P":
-        image = Image.new("P", (8, 8), 1)
-        image.putpalette([0, 0, 0, 200, 200, 200])
-    else:
-        image = Image.new("L", (8, 8), 200).convert(mode)
-    image.save(folder / ("a.tif" if mode == "CMYK" else "a.png"))
-    picture = read(folder, Sampling(frames=1), default_frames=8).frames[0]
-    assert picture.shape == (8, 8, 3)
-    if mode != "1":
-        assert np.abs(picture.astype(int) - 200).max() <= 1
-
-
-def test_folder_turned_by_exif(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    folder.mkdir()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned 90 degrees clockwise
-    Image.fromarray(numbered(0, 96, 64)).save(folder / "a.png", exif=exif)
-    picture = read(folder, Sampling(frames=1), default_frames=8).frames[0]
-    assert picture.shape == (96, 64, 3)
-    assert picture[3, 40].tolist() == [0, 255, 0]  # the left strip is on top
-
-
-def test_folder_in_which_nothing_opens(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"junk")
-    assert error_of(folder).message == f"no picture in the folder `{folder}` can be read"
-
-
-def test_folder_limits(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "f", ["a.png", "b.png"])
-    assert "--max-frames-walked" in (error_of(folder, limits=Limits(max_frames_walked=1)).hint or "")
-    assert "--max-pixels" in (error_of(folder, limits=Limits(max_pixels=100)).hint or "")
-    with pytest.raises(WqError):
-        probe(folder, Limits(max_pixels=100))
