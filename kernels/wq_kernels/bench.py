@@ -128,9 +128,12 @@ def median_us(calls: list[Callable[[], object]], replays: int = 21) -> float:
 
 def copy_gb_per_second() -> float:
     """Bandwidth of a large copy on the device, bytes read plus bytes written."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    from triton.testing import do_bench
+
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
-    return 2 * source.numel() / median_us([lambda: target.copy_(source)]) / 1e3
+    # Not in a graph: there a copy becomes a node for the copy engine, which is slower than the kernel.
+    return 2 * source.numel() / do_bench(lambda: target.copy_(source), return_mode="median") / 1e6
 
 
 def repeats(nbytes: int) -> int:

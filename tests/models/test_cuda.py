@@ -1,0 +1,83 @@
+"""The whole engine on a GPU with the Triton kernels, against transformers' generate and the PyTorch operations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import llava_onevision
+
+import wq_kernels
+from wq_cli import engine, policies
+from wq_cli.config import Generation, Quantization
+from wq_cli.models import loading
+from wq_cli.models.base import Prompt, VideoModel
+
+pytestmark = pytest.mark.gpu
+QUESTION = "what happens in the video ?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(llava_onevision(tmp_path_factory.mktemp("onevision"), heads=7, kv_heads=1, head_dim=64))
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (100, 40, 52, 3), dtype=np.uint8)
+
+
+def prompt_of(model: VideoModel, frames: np.ndarray) -> Prompt:
+    return model.prompt(QUESTION, model.encode(frames, np.arange(len(frames)) / 2.0))
+
+
+def prefilled(model: VideoModel, prompt: Prompt, settings: Quantization, **how) -> engine.Prefilled:
+    policy = policies.create(settings)
+    batch = engine.Batch.of([prompt], settings.window, **how)
+    cache = engine.new_cache(model, batch, settings, 64)
+    return engine.prefill(model, batch, cache, policy, engine.search(model, batch, settings, policy))
+
+
+def test_full_precision_gives_generates_tokens(folder: str, frames: np.ndarray) -> None:
+    model = loading.load(folder, torch.device("cuda"), "float16")
+    content = [{"type": "video"}, {"type": "text", "text": QUESTION}]
+    text = model.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    inputs = model.processor(text=[text], videos=[list(frames)], do_sample_frames=False, return_tensors="pt")
+    inputs = inputs.to("cuda", torch.float16)
+    expected = model.model.generate(**inputs, do_sample=False, max_new_tokens=12)[0, inputs["input_ids"].shape[1] :]
+    state = prefilled(model, prompt_of(model, frames), Quantization(policy="fp16"))
+    steps = engine.decode(model, state, Generation(max_new_tokens=12))
+    assert [int(token) for token in steps] == expected.tolist()
+
+
+@pytest.mark.parametrize("policy", ["fp16", "windowquant", "rtn4", "rtn2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_question_through_the_packed_cache(folder: str, frames: np.ndarray, policy: str, dtype: str) -> None:
+    """Logits with the Triton kernels against the PyTorch operations on the same cache."""
+    model = loading.load(folder, torch.device("cuda"), dtype)  # type: ignore[arg-type]
+    prompt = prompt_of(model, frames)
+
+    def logits(backend: str) -> torch.Tensor:
+        with wq_kernels.use_backend(backend):  # type: ignore[arg-type]
+            state = prefilled(model, prompt, Quantization(policy=policy, score_norm="rank"), until_visual_end=True)
+            rest = prompt.embeds[None, prompt.visual_end :]
+            return engine.extend(model, state, rest, last_only=False)[0].double().cpu()
+
+    expected, ours = logits("torch"), logits("triton")
+    assert (ours - expected).norm() / expected.norm() < (0.005 if dtype == "float16" else 0.03)
+
+
+def test_one_layer_of_full_precision_at_most(folder: str, frames: np.ndarray) -> None:
+    model = loading.load(folder, torch.device("cuda"), "float16")
+    prompt = prompt_of(model, frames)
+    peaks = {}
+    for policy in ("rtn2", "fp16"):
+        torch.cuda.synchronize()
+        engine.reset_peak(model.device)
+        before = torch.cuda.memory_allocated()
+        state = prefilled(model, prompt, Quantization(policy=policy))
+        peaks[policy] = torch.cuda.max_memory_allocated() - before
+        del state
+    assert peaks["rtn2"] < peaks["fp16"]
