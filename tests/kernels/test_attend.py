@@ -78,7 +78,7 @@ class Attention:
         packed = key.shape[2] - length
         visible = torch.ones(case.batch, 1, case.queries, key.shape[2], dtype=torch.bool, device=key.device)
         for i in range(case.queries):
-            visible[:, :, i, max(0, packed + length - case.queries + i + 1) :] = False
+            visible[:, :, i, packed + max(0, length - case.queries + i + 1) :] = False
         if self.mask is not None:
             visible[..., packed:] &= self.mask[:, None, None, :length]
         scores = (self.query.to(dtype) @ key.mT) * case.channels**-0.5

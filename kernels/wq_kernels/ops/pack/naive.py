@@ -47,7 +47,8 @@ def quantize(x: Tensor, bits: int, zero_point: str) -> tuple[Tensor, Tensor, Ten
         Scale and minimum [B, Hkv, W, D] in x's dtype, codes [B, Hkv, W, S, D] int32 in [0, 2**bits - 1].
     """
     compute = torch.promote_types(x.dtype, torch.float32)
-    top = 2**bits - 1
+    # A tensor on x's device: a GPU divides by a plain number as it multiplies by its reciprocal, one bit off.
+    top = torch.full((), 2**bits - 1, dtype=compute, device=x.device)
     low, high = (t.to(compute) for t in x.aminmax(dim=3))
     # Divided before the subtraction: the range itself can overflow.
     scale = (high / top - low / top).clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
@@ -60,7 +61,7 @@ def quantize(x: Tensor, bits: int, zero_point: str) -> tuple[Tensor, Tensor, Ten
     else:
         minimum = low.to(x.dtype)
         codes = torch.round((x - low.unsqueeze(3)) / divisor.unsqueeze(3))
-    return scale, minimum, codes.clamp_(0, top).to(torch.int32)
+    return scale, minimum, codes.clamp_(0, 2**bits - 1).to(torch.int32)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
