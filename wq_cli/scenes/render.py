@@ -70,7 +70,7 @@ def render(
         box = frames[:, :, top:bottom, left:right]
         box.mul_(1 - drawn[:, 3:]).add_(drawn[:, :3] * tint[:, layer, :, None, None])
     if supersampling == 1:
-        return frames.clamp(0, 1)
+        return frames.clamp_(0, 1)
     resize = resize_matrix(side, size, frames.device)
     return (resize @ frames @ resize.T).clamp(0, 1)
 
@@ -94,8 +94,8 @@ def _background(background: Tensor, side: int) -> Tensor:
     top, bottom = background[:, :3, None, None], background[:, 3:6, None, None]
     gradient = top + (bottom - top) * position[:, None]
     fall = torch.exp(-((position - background[:, 6:, None]) ** 2) / 0.06)  # [N, 2, side]: along x, along y
-    glow = 0.5 * fall[:, 1, :, None] * fall[:, 0, None, :]
-    return gradient + (1 - gradient) * glow[:, None]
+    glow = (0.5 * fall[:, None, 1, :, None]) * fall[:, None, 0, None, :]
+    return gradient.lerp(torch.ones_like(gradient), glow)
 
 
 def augment(frames: Tensor, clips: int, generator: torch.Generator | None = None) -> Tensor:
