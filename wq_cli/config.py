@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from wq_cli.errors import UsageError
@@ -14,6 +15,9 @@ ZeroPoint = Literal["float", "integer"]
 SensitivitySource = Literal["auto", "online", "profile"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Backend = Literal["auto", "triton", "torch"]
+
+# Bits that keys and values can be stored at; 16 is the model's own dtype.
+WIDTHS = (16, 8, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Quantization:
         alpha: Eqs 10 and 11.
         bits: Budget in average effective bits of the visual tokens; replaces the thresholds.
         kv_memory_bytes: Budget for the whole cache in bytes; replaces the thresholds.
-        kv_split: Widths of (keys, values) for each of the levels high, middle, low, e.g. ((16, 16), (4, 2), (3, 2)).
+        kv_split: Widths of (keys, values) for each of the levels high, middle, low, e.g. ((16, 16), (8, 4), (4, 2)).
         reorder: False keeps windows in time order (ablation C of the paper).
         seed: For the random policy.
     """
@@ -80,6 +84,19 @@ class Quantization:
             raise UsageError(f"`--bits {self.bits}` is not positive")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
             raise UsageError(f"`--kv-memory {self.kv_memory_bytes}` is not positive")
+        if self.kv_split is not None:
+            self._check_split(self.kv_split)
+
+    @staticmethod
+    def _check_split(levels: tuple[tuple[int, int], ...]) -> None:
+        shown = ",".join(f"{key}/{value}" for key, value in levels)
+        if any(bits not in WIDTHS for pair in levels for bits in pair):
+            raise UsageError(
+                f"`--kv-split {shown}` has a width that is not stored", f"widths: {', '.join(map(str, WIDTHS))}"
+            )
+        for higher, lower in pairwise(levels):
+            if lower[0] > higher[0] or lower[1] > higher[1]:
+                raise UsageError(f"`--kv-split {shown}` gets wider from high to low", "give high, middle, low")
 
 
 @dataclass(frozen=True)

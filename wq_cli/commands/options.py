@@ -133,7 +133,7 @@ KvSplit = Annotated[
     option(
         "--kv-split",
         panel=QUANTIZATION,
-        help="Key/value bits of high, middle, low: 16/16,4/2,3/2.",
+        help="Key/value bits of high, middle, low: 16/16,8/4,4/2.",
         parser=parse_kv_split,
         metavar="K/V,..",
     ),

@@ -61,8 +61,8 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_kv_split(text: str) -> tuple[tuple[int, int], ...]:
-    """`16/16,4/2,3/2`: key/value widths of the levels high, middle and low."""
+    """`16/16,8/4,4/2`: key/value widths of the levels high, middle and low."""
     if not re.fullmatch(r"\d+/\d+(,\d+/\d+){2}", text, re.ASCII):
-        raise typer.BadParameter(f"`{text}` is not three pairs of key/value bits such as `16/16,4/2,3/2`")
+        raise typer.BadParameter(f"`{text}` is not three pairs of key/value bits such as `16/16,8/4,4/2`")
     pairs = (level.split("/") for level in text.split(","))
     return tuple((int(key_bits), int(value_bits)) for key_bits, value_bits in pairs)
