@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from wq_cli.scenes import WEIGHTS
-from wq_cli.scenes.families import FAMILIES
+from wq_cli.scenes.questions import FAMILIES
 
 TARGET = Path(__file__).parent / "demo-model.md"
 BEGIN, END = "<!-- results: made by docs/make_demo_results.py -->\n", "<!-- end of results -->\n"

@@ -134,7 +134,9 @@ def facts(world: World, question: Question) -> Iterator[tuple[str, str]]:
     drawn, text, noun = Drawn(world), question.text, question.asked
     where = mentioned_scene(text)
     rows = np.ones(400, bool) if where is None else drawn.scene == where
-    if question.family == "OE":
+    if question.answer.startswith("there is no"):
+        yield str(drawn.layers(noun).any()), "False"
+    elif question.family == "OE":
         yield ("yes" if drawn.layers(noun)[rows].any() else "no"), question.answer
     elif question.family == "MC" and noun:
         yield NUMBERS[int(drawn.layers(noun).any(0).sum())], question.answer
@@ -157,9 +159,10 @@ def facts(world: World, question: Question) -> Iterator[tuple[str, str]]:
         yield pick(question.options, key=lambda option: drawn.first(noun_of(option))), question.answer
     elif question.family == "ST" and question.answer in NUMBERS:
         yield NUMBERS[int(drawn.scene[-1]) + ("scenes" in text)], question.answer
-    elif question.family == "SC" and re.search(r"what colou?r (is|are) the", text):
+    elif question.family == "SC" and re.search(r"what colou?r (is|are|do|does) the", text):
         row, layer = np.nonzero(drawn.layers(noun))
-        tint = drawn.arrays.tint[row[-1 if "end" in text else 0], layer[0]]
+        late = re.search("end|become|get|turn|change|now", text.split("Options")[0])
+        tint = drawn.arrays.tint[row[-1 if late else 0], layer[0]]
         yield min(COLOURS, key=lambda name: np.abs(tint - COLOURS[name]).sum()), question.answer
 
 

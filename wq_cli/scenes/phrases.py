@@ -1,12 +1,34 @@
-"""Phrases and candidate answers that the question families share."""
+"""A question, and the phrases and candidate answers that its families share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from wq_cli.scenes.things import COLOURS, EMOJI, NUMBERS, ORDINALS, SHAPES, article, plural
 from wq_cli.scenes.world import Actor, Scene, World
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about one clip.
+
+    Attributes:
+        family: Key of `FAMILIES`.
+        text: As a person types it.
+        answer: Expected answer, lower case.
+        options: Two to six candidate answers, the right one included.
+        relevant: (start, end) seconds in which a thing that is asked about is on the screen; empty where it never is.
+        asked: The noun asked about, empty when the whole clip is meant.
+    """
+
+    family: str
+    text: str
+    answer: str
+    options: tuple[str, ...]
+    relevant: tuple[tuple[float, float], ...] = ()
+    asked: str = ""
 
 
 def pick_options(rng: Random, answer: str, others: Sequence[str], count: int = 4) -> tuple[str, ...]:
@@ -30,6 +52,11 @@ def indefinite(actor: Actor) -> str:
 def auxiliary(actor: Actor) -> str:
     """`does` or `do`."""
     return "does" if actor.copies == 1 else "do"
+
+
+def be(actor: Actor) -> str:
+    """`is` or `are`."""
+    return "is" if actor.copies == 1 else "are"
 
 
 def visible(*pairs: tuple[Scene, Actor]) -> tuple[tuple[float, float], ...]:

@@ -1,18 +1,35 @@
 """Draws questions about a world and words them as people do.
 
+The families are named after MVBench's tasks (Li et al. 2024, arXiv 2311.17005).
 The answer to a multiple-choice question is the text of the right option, never its letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from wq_cli.scenes.families import FAMILIES, Question
+from wq_cli.scenes import about_things, about_time
+from wq_cli.scenes.phrases import Question
 from wq_cli.scenes.world import World
 
 __all__ = ["FAMILIES", "Question", "questions"]
+
+FAMILIES: dict[str, Callable[[World, Random], Question | None]] = {
+    "OE": about_things.existence,
+    "OI": about_things.interaction,
+    "MC": about_things.count,
+    "MD": about_things.direction,
+    "AC": about_things.repeats,
+    "CO": about_time.order,
+    "AL": about_time.when,
+    "ST": about_time.scene_change,
+    "SC": about_things.state_change,
+    "AA": about_things.antonym,
+    "FA": about_things.action,
+    "FR": about_time.story,
+}
 
 
 def questions(
