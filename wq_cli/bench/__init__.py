@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -208,12 +209,12 @@ def evaluate(
 
 
 def made_with(model: VideoModel) -> dict[str, str]:
-    """Versions and card behind the figures."""
+    """Versions, card and day behind the figures."""
     import torch
 
     from wq_cli import __version__
 
-    parts = {"wq": __version__, "python": platform.python_version()}
+    parts = {"wq": __version__, "python": platform.python_version(), "date": date.today().isoformat()}
     parts |= {name: version(name) for name in ("torch", "transformers")}
     if model.device.type == "cuda":
         parts["card"] = torch.cuda.get_device_name(model.device)

@@ -1,0 +1,140 @@
+"""Writes docs/benchmarks/README.md from the JSON files beside it: `python docs/make_benchmarks.py`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "benchmarks"
+HEAD = """\
+# Benchmarks
+
+Made by `python docs/make_benchmarks.py` from the JSON files in this folder, which are the output of the commands shown. \
+Bits are effective bits: everything stored for the visual tokens, scales, minima, padding and full-precision windows \
+included. Fidelity is read through the packed cache only: video first, sealed, then question and answer.
+"""
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def made_with(result: dict[str, Any]) -> str:
+    model = result["model"]
+    parts = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    return f"{model['name']} on {model['device']}, {model['dtype']}, {model['backend']}; {parts}."
+
+
+def scenes(result: dict[str, Any]) -> str:
+    rows = []
+    for row in result["rows"]:
+        family = min(row["families"], key=row["families"].get)
+        rows.append(
+            [
+                row["policy"],
+                f"{row['accuracy']:.1%} ± {row['standard_error']:.1%}",
+                f"{family} {row['families'][family]:.1%}",
+                f"{row['kl_to_full']:.2g}",
+                f"{row['greedy_agreement']:.2%}",
+                f"{row['effective_bits']:.2f}",
+                f"{row['kv_bytes'] / 2**20:.2f}",
+            ]
+        )
+    heads = ["policy", "accuracy", "weakest family", "KL to fp16", "same token", "bits", "KV, MiB"]
+    names = ",".join(row["policy"] for row in result["rows"])
+    return f"""\
+## The demo model's held-out questions
+
+```
+wq eval scenes --questions {result["questions"]} --policies {names} --output docs/benchmarks/scenes.json
+```
+
+{made_with(result)} {result["questions"]} questions on {result["clips"]} clips of {result["frames"]} frames. Accuracy: \
+the right option is the likeliest, question asked through the packed cache; standard error clustered by clip. KL in nats \
+and share of equal most likely tokens over the full-precision answers.
+
+{table(heads, rows)}
+"""
+
+
+def bench(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["policy"],
+            f"{row['effective_bits']:.2f}",
+            f"{row['kv_bytes'] / 2**20:.2f}",
+            f"{row['search_ms']:.1f}",
+            f"{row['seal_ms']:.0f}",
+            f"{row['first_token_ms']:.0f}",
+            f"{row['decode_ms_per_token']:.1f}",
+            f"{row['kl_to_full']:.2g}",
+            f"{row['greedy_agreement']:.0%}",
+        ]
+        for row in result["rows"]
+    ]
+    heads = ["policy", "bits", "KV, MiB", "search, ms", "seal, ms", "first token, ms", "token, ms", "KL", "same token"]
+    return f"""\
+## One clip of 100 frames
+
+```
+wq bench --frames 100 --output docs/benchmarks/demo.json
+```
+
+{made_with(result)} Batch {result["batch"]}, {result["visual_tokens"]:,} visual tokens, {result["decode_tokens"]} tokens \
+decoded, KL and agreement over {result["fidelity_tokens"]} tokens. Two shared CPU cores: the times are not a measure of \
+the methods.
+
+{table(heads, rows)}
+"""
+
+
+def kernels(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    shapes: dict[tuple[int, int, str], dict[str, Any]] = defaultdict(dict)
+    for row in result["rows"]:
+        shapes[row["batch"], row["tokens"], row["dtype"]][row["name"]] = row
+    names = ["flash", "cuDNN", "INT2", "INT4", "mix", "raw"]
+    rows = []
+    for (batch, tokens, dtype), found in shapes.items():
+        peers = min(found[name]["median_us"] for name in ("flash", "cuDNN"))
+        cells = [f"{batch} x {tokens:,}", dtype]
+        for name in names:
+            row = found[name]
+            if row["median_us"] is None:
+                cells.append("refused")
+            elif name in ("flash", "cuDNN"):
+                cells.append(f"{row['median_us']:.0f}")
+            else:
+                cells.append(f"{row['median_us']:.0f} ({peers / row['median_us']:.2f}x)")
+        rows.append(cells)
+    return f"""\
+## Decode attention, first version
+
+```
+{machine["command"]} --json docs/benchmarks/kernels.json
+```
+
+{machine["gpu"]}, torch {machine["torch"]}, triton {machine["triton"]}, {machine["date"]}; copy bandwidth \
+{machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 query and 4 KV heads of 128, one layer, microseconds; in brackets \
+how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% INT2. The mix is \
+slower than the peers so far, and so are the raw segments: correctness came first.
+
+{table(["batch x tokens", "dtype", *names], rows)}
+"""
+
+
+def main() -> None:
+    """The page from what is there."""
+    parts = [HEAD]
+    for name, section in (("scenes", scenes), ("demo", bench), ("kernels", kernels)):
+        path = FOLDER / f"{name}.json"
+        if path.exists():
+            parts.append(section(json.loads(path.read_text(encoding="utf-8"))))
+    (FOLDER / "README.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
