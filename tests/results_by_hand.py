@@ -67,6 +67,7 @@ VIDEO = VideoResult(
     frames_requested=32,
     pts_seconds=tuple(0.125 + 0.25 * i for i in range(32)),
     rotation_degrees=0,
+    has_audio=False,
     is_scene=True,
 )
 MODEL = ModelResult("demo", "llava_onevision", True, "cpu", "float32", "torch", "no GPU", LAYERS, 2, 64)

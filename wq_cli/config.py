@@ -15,6 +15,7 @@ ZeroPoint = Literal["float", "integer"]
 SensitivitySource = Literal["auto", "online", "profile"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Backend = Literal["auto", "triton", "torch"]
+Sample = Literal["uniform", "fps", "scene", "keyframes"]
 
 # Bits that keys and values can be stored at; 16 is the model's own dtype.
 WIDTHS = (16, 8, 4, 2)
@@ -22,14 +23,23 @@ WIDTHS = (16, 8, 4, 2)
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames are read: a number of them, or a rate, between two times in seconds."""
+    """Which frames are read: a number of them, or a rate, between two times in seconds.
 
+    Attributes:
+        sample: How they are chosen; `fps` where a rate is given, else `uniform` when None.
+    """
+
+    sample: Sample | None = None
     frames: int | None = None
     fps: float | None = None
     start: float | None = None
     end: float | None = None
 
     def __post_init__(self) -> None:
+        if self.sample == "fps" and self.fps is None:
+            raise UsageError("`--sample fps` needs a rate", "give `--fps`")
+        if self.fps is not None and self.sample not in (None, "fps"):
+            raise UsageError(f"`--sample {self.sample}` takes a number of frames, not a rate", "give `--frames`")
         if self.frames is not None and self.fps is not None:
             raise UsageError("`--frames` and `--fps` cannot be used together", "give one of them")
         if self.frames is not None and self.frames < 1:
@@ -40,6 +50,33 @@ class Sampling:
             raise UsageError(f"`--start {self.start}` is negative")
         if self.end is not None and self.end <= (self.start or 0.0):
             raise UsageError(f"`--end {self.end}` is not after `--start {self.start or 0.0}`")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps that keep a small file from unpacking into gigabytes; each message names the flag that lifts it.
+
+    Attributes:
+        max_frames_walked: Pictures looked at in one file, decoded or not.
+        max_pixels: Pixels of one picture, as stored and as shown.
+        max_frames: Frames of one clip.
+        max_visual_tokens: Visual tokens of one clip: fewer frames are used where it would have more.
+        max_copied_bytes: Bytes taken from standard input, a pipe or a web address.
+        timeout_seconds: Longest silence of a web server.
+    """
+
+    max_frames_walked: int = 2_000_000
+    max_pixels: int = 2**26
+    max_frames: int = 4096
+    max_visual_tokens: int | None = None
+    max_copied_bytes: int = 2**33
+    timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and value <= 0:
+                option = name.removesuffix("_seconds").replace("_", "-")
+                raise UsageError(f"`--{option} {value}` is not positive")
 
 
 @dataclass(frozen=True)
@@ -134,3 +171,4 @@ class Settings:
     quantization: Quantization = Quantization()
     generation: Generation = Generation()
     runtime: Runtime = Runtime()
+    limits: Limits = Limits()

@@ -111,6 +111,7 @@ def video(clip: Clip) -> VideoResult:
         frames_requested=clip.requested,
         pts_seconds=tuple(float(t) for t in clip.pts_seconds),
         rotation_degrees=info.rotation_degrees,
+        has_audio=info.has_audio,
         is_scene=(info.comment or "").startswith(COMMENT_PREFIX),
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -233,15 +235,20 @@ def open_video(video: str, settings: Settings, listener: Listener) -> Loaded:
     from wq_cli import video as reader
 
     profile = profiles.load(settings.runtime.profile)
-    reader.probe(video)
+    reader.probe(video, settings.limits)
     listener.stage("load")
+    is_over = Event()
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(_timed_read, video, settings, profile)
-        started = time.perf_counter()
-        model = load_model(profile, settings)
-        load_ms = (time.perf_counter() - started) * 1e3
-        listener.stage("decode")
-        clip, decode_ms = reading.result()
+        try:
+            reading = pool.submit(_timed_read, video, settings, profile, is_over)
+            started = time.perf_counter()
+            model = load_model(profile, settings)
+            load_ms = (time.perf_counter() - started) * 1e3
+            listener.stage("decode")
+            clip, decode_ms = reading.result()
+        finally:
+            is_over.set()  # the pool waits for its thread, also after an error or Ctrl-C
+    clip = _within_token_limit(model, clip, settings.limits.max_visual_tokens)
     listener.stage("encode", len(clip.frames))
     started = time.perf_counter()
     visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
@@ -283,12 +290,45 @@ def backend(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _timed_read(video: str, settings: Settings, profile: Profile) -> tuple[Clip, float]:
+def _timed_read(video: str, settings: Settings, profile: Profile, is_over: Event) -> tuple[Clip, float]:
     from wq_cli import video as reader
 
+    def go_on() -> None:
+        if is_over.is_set():
+            raise CancelledError
+
     started = time.perf_counter()
-    clip = reader.read(video, settings.sampling, default_frames=profile.frames, max_side=profile.max_side)
+    clip = reader.read(
+        video,
+        settings.sampling,
+        default_frames=profile.frames,
+        max_side=profile.max_side,
+        limits=settings.limits,
+        on_packet=go_on,
+    )
     return clip, (time.perf_counter() - started) * 1e3
+
+
+def _within_token_limit(model: VideoModel, clip: Clip, limit: int | None) -> Clip:
+    """The clip, or as many of its frames, evenly spread, as have no more visual tokens than the limit.
+
+    The cost of a frame is measured by encoding the first two: a model may join frames in pairs.
+    """
+    if limit is None:
+        return clip
+    first = model.encode(clip.frames[:2], clip.pts_seconds[:2]).frames
+    of_frames = int((first >= 0).sum())
+    per_frame = math.ceil(of_frames / len(clip.frames[:2]))
+    fits = (limit - (len(first) - of_frames)) // per_frame
+    if fits < 1:
+        raise WqError(
+            f"one frame has {len(first) - of_frames + per_frame} visual tokens, more than {limit}",
+            "lift the limit with `--max-visual-tokens`",
+        )
+    if fits >= len(clip.frames):
+        return clip
+    notice = f"{fits} of {len(clip.frames)} frames are used: more have over {limit:,} visual tokens"
+    return clip.thinned(fits, f"{notice} (`--max-visual-tokens`)")
 
 
 @contextmanager

@@ -64,6 +64,7 @@ class VideoResult:
     frames_requested: int | None
     pts_seconds: tuple[float, ...]
     rotation_degrees: int
+    has_audio: bool
     is_scene: bool
 
 

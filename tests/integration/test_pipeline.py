@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny_models import llava_onevision
 
 from wq_cli import bench, pipeline
-from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
+from wq_cli.config import Generation, Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.errors import WqError
+from wq_cli.report import summary
+from wq_cli.report.format import ASCII
 from wq_cli.results import AskResult
 
 SECONDS, FPS = 8, 10
@@ -196,3 +200,49 @@ def test_bench_rows(files: dict[str, str], settings: Settings) -> None:
     assert kl["rtn8"] < kl["rtn4"] < kl["rtn2"]
     assert rows["rtn2"].kv_bytes < rows["windowquant"].kv_bytes < rows["fp16"].kv_bytes
     assert rows["random"].effective_bits == rows["windowquant"].effective_bits
+
+
+def test_a_cap_on_visual_tokens_takes_fewer_frames(files: dict[str, str], settings: Settings) -> None:
+    # 4 tokens a frame and one newline at the end.
+    capped = replace(settings, limits=Limits(max_visual_tokens=44))
+    result = pipeline.ask(files["mp4"], "what happens?", capped, Recorder())
+    assert (result.video.frames, result.visual_tokens, result.video.frames_requested) == (10, 41, 40)
+    assert result.notices == ("10 of 40 frames are used: more have over 44 visual tokens (`--max-visual-tokens`)",)
+    assert result.video.pts_seconds == pytest.approx([0.4 + 0.8 * i for i in range(10)], abs=0.11)
+    ends = [window.end_seconds for window in result.windows]
+    assert ends[-1] == pytest.approx(8)
+    just = replace(settings, limits=Limits(max_visual_tokens=161))
+    assert pipeline.ask(files["mp4"], "what happens?", just, Recorder()).notices == ()
+    with pytest.raises(WqError, match="one frame has 5 visual tokens, more than 4"):
+        pipeline.ask(files["mp4"], "q", replace(settings, limits=Limits(max_visual_tokens=4)), Recorder())
+
+
+def test_the_other_limits_reach_the_reader(files: dict[str, str], settings: Settings) -> None:
+    for limits, flag in (
+        (Limits(max_frames=39), "--max-frames"),
+        (Limits(max_pixels=96), "--max-pixels"),
+        (Limits(max_frames_walked=79), "--max-frames-walked"),
+    ):
+        with pytest.raises(WqError) as caught:
+            pipeline.ask(files["mp4"], "q", replace(settings, limits=limits), Recorder())
+        assert f"`{flag}`" in (caught.value.hint or "")
+
+
+def test_sound_is_named_where_there_is_some(tmp_path: Path, settings: Settings) -> None:
+    path = tmp_path / "sound.mkv"
+    with av.open(str(path), "w") as container:
+        video, audio = container.add_stream("mpeg4", rate=FPS), container.add_stream("pcm_s16le", rate=8000)
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(4):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((64, 96, 3), np.uint8), format="rgb24")))
+        wave = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        wave.sample_rate = 8000
+        container.mux(audio.encode(wave))
+        for stream in (video, audio):
+            container.mux(stream.encode(None))
+    result = pipeline.ask(str(path), "what happens?", replace(settings, sampling=Sampling(frames=4)), Recorder())
+    assert result.video.has_audio
+    for verbose in (False, True):
+        console = Console(width=200, file=io.StringIO())
+        console.print(summary.ask_summary(result, ASCII, verbose=verbose))
+        assert console.file.getvalue().count("sound is ignored") == int(verbose)

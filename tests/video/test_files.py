@@ -18,9 +18,9 @@ import pytest
 from PIL import Image, features
 from small_videos import error_of, make, number_of, numbered, numbers
 
-from wq_cli.config import Sampling
+from wq_cli.config import Limits, Sampling
 from wq_cli.errors import UsageError
-from wq_cli.video import Limits, probe, read, source
+from wq_cli.video import probe, read, source
 
 FIVE = Sampling(frames=5)
 EVERY_SECOND = [1, 3, 5, 7, 9]
@@ -229,7 +229,7 @@ def test_other_ways_in_which_a_name_cannot_be_opened(ten: Path, tmp_path: Path) 
 
 def test_standard_input(ten: Path) -> None:
     code = (
-        "from wq_cli.video import probe, read; from wq_cli.config import Sampling;"
+        "from wq_cli.video import probe, read; from wq_cli.config import Limits, Sampling;"
         "print(probe('-').frame_count, len(read('-', Sampling(frames=5), default_frames=8).frames))"
     )
     with ten.open("rb") as file:

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from small_videos import error_of, numbered, numbers
 
-from wq_cli.config import Sampling
+from wq_cli.config import Limits, Sampling
 from wq_cli.errors import WqError
-from wq_cli.video import Limits, probe, read
+from wq_cli.video import probe, read
 
 
 def folder_of(path: Path, names: list[str]) -> Path:

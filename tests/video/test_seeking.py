@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_videos import make, numbers
 
-from wq_cli.config import Sampling
+from wq_cli.config import Limits, Sampling
 from wq_cli.video import decode, read
-from wq_cli.video.clip import Limits
 from wq_cli.video.container import best_stream, open_container
 from wq_cli.video.timeline import Timeline, scan
 
@@ -55,7 +54,7 @@ class Source:
             self.path.open("rb") as file,
             open_container(file, Limits(), "a") as container,
         ):
-            return scan(container, best_stream(container, Limits(), "a"), Limits(), "a")
+            return scan(container, best_stream(container, Limits(), "a"), Limits(), "a", lambda: None)
 
 
 @pytest.fixture(scope="module", params=list(FILES))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from small_videos import error_of, make, numbers
 
-from wq_cli.config import Sampling
-from wq_cli.video import Limits, read
+from wq_cli.config import Limits, Sampling
+from wq_cli.video import read
 
 FIVE = Sampling(frames=5)
 

@@ -12,7 +12,7 @@ from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_text
-from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
+from wq_cli.config import Generation, Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError
 from wq_cli.results import AskResult
@@ -35,6 +35,7 @@ def ask(
     prompt: Prompt,
     *,
     sampling: Sampling,
+    limits: Limits,
     runtime: Runtime,
     policy: opt.Policy = "windowquant",
     quantization: Quantization,
@@ -43,7 +44,7 @@ def ask(
     output: Output,
 ) -> None:
     """Answer a question about a video: where it is about the question, how many bits each window got, the answer."""
-    settings = Settings(sampling, replace(quantization, policy=policy), generation, runtime)
+    settings = Settings(sampling, replace(quantization, policy=policy), generation, runtime, limits)
     output.check()
     question = _question(video, prompt)
 

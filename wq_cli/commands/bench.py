@@ -10,7 +10,7 @@ from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_text
-from wq_cli.config import Quantization, Runtime, Sampling, Settings
+from wq_cli.config import Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError, unknown_name
 
@@ -54,6 +54,7 @@ def bench(
     video: Video = None,
     prompt: Prompt = "what happens?",
     sampling: Sampling,
+    limits: Limits,
     batch: Batch = 1,
     runtime: Runtime,
     random_weights: RandomWeights = False,
@@ -84,7 +85,7 @@ def bench(
         result = benchmark.run(
             video,
             prompt,
-            Settings(sampling, quantization, runtime=runtime),
+            Settings(sampling, quantization, runtime=runtime, limits=limits),
             listener,
             policies=names or benchmark.DEFAULT_POLICIES,
             batch=batch,

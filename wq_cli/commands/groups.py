@@ -14,11 +14,35 @@ from typer.core import TyperCommand, TyperGroup
 
 from wq_cli.commands import options as opt
 from wq_cli.commands.output import Output
-from wq_cli.config import Generation, Quantization, Runtime, Sampling
+from wq_cli.config import Generation, Limits, Quantization, Runtime, Sampling
 
 
-def _sampling(frames: opt.Frames = None, fps: opt.Fps = None, start: opt.Start = None, end: opt.End = None) -> Sampling:
-    return Sampling(frames=frames, fps=fps, start=start, end=end)
+def _sampling(
+    frames: opt.Frames = None,
+    fps: opt.Fps = None,
+    sample: opt.Sample = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+) -> Sampling:
+    return Sampling(sample=sample, frames=frames, fps=fps, start=start, end=end)
+
+
+def _limits(
+    max_frames: opt.MaxFrames = Limits.max_frames,
+    max_visual_tokens: opt.MaxVisualTokens = None,
+    max_pixels: opt.MaxPixels = Limits.max_pixels,
+    max_frames_walked: opt.MaxFramesWalked = Limits.max_frames_walked,
+    max_copied_bytes: opt.MaxCopiedBytes = Limits.max_copied_bytes,
+    timeout: opt.Timeout = Limits.timeout_seconds,
+) -> Limits:
+    return Limits(
+        max_frames_walked=max_frames_walked,
+        max_pixels=max_pixels,
+        max_frames=max_frames,
+        max_visual_tokens=max_visual_tokens,
+        max_copied_bytes=max_copied_bytes,
+        timeout_seconds=timeout,
+    )
 
 
 def _runtime(
@@ -88,6 +112,7 @@ def _output(
 
 _GROUPS: dict[Any, Callable[..., Any]] = {
     Sampling: _sampling,
+    Limits: _limits,
     Runtime: _runtime,
     Quantization: _quantization,
     Generation: _generation,

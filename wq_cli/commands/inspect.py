@@ -10,7 +10,7 @@ from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_text
-from wq_cli.config import Quantization, Runtime, Sampling, Settings
+from wq_cli.config import Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener, printable
 
 EXAMPLES = """\
@@ -40,6 +40,7 @@ def inspect(
     *,
     prompts: Prompts,
     sampling: Sampling,
+    limits: Limits,
     runtime: Runtime,
     policy: opt.Policy = "windowquant",
     quantization: Quantization,
@@ -48,7 +49,7 @@ def inspect(
     output: Output,
 ) -> None:
     """Show which windows of a video are about something, and the bits each layer gives them."""
-    settings = Settings(sampling, replace(quantization, policy=policy), runtime=runtime)
+    settings = Settings(sampling, replace(quantization, policy=policy), runtime=runtime, limits=limits)
     output.check(png)
 
     from wq_cli import pipeline

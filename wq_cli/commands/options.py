@@ -58,11 +58,32 @@ Video = Annotated[str, typer.Argument(metavar="VIDEO", help="Video file.", show_
 
 Frames = Annotated[int | None, whole("--frames", "-n", panel=INPUT, help="Frames to take; the profile says how many.")]
 Fps = Annotated[float | None, number("--fps", panel=INPUT, help="Frames to take per second, instead.")]
+Sample = Annotated[
+    config.Sample | None, option("--sample", panel=INPUT, help="How frames are chosen", choices=config.Sample)
+]
 Start = Annotated[
     float | None,
     option("--start", panel=INPUT, help="Where to begin: 90, 1:30, 0:01:30.5.", parser=parse_seconds, metavar="TIME"),
 ]
 End = Annotated[float | None, option("--end", panel=INPUT, help="Where to stop.", parser=parse_seconds, metavar="TIME")]
+MaxFrames = Annotated[int, whole("--max-frames", panel=INPUT, help="Most frames of a clip.")]
+MaxVisualTokens = Annotated[
+    int | None, whole("--max-visual-tokens", panel=INPUT, help="Take fewer frames where there would be more.")
+]
+MaxPixels = Annotated[int, whole("--max-pixels", panel=INPUT, help="Largest picture.")]
+MaxFramesWalked = Annotated[int, whole("--max-frames-walked", panel=INPUT, help="Most pictures in a file.")]
+MaxCopiedBytes = Annotated[
+    int,
+    option(
+        "--max-copied-bytes",
+        panel=INPUT,
+        help="Most taken from a pipe or the web.",
+        parser=parse_bytes,
+        metavar="SIZE",
+        show_default=f"{config.Limits.max_copied_bytes >> 30}GiB",
+    ),
+]
+Timeout = Annotated[float, number("--timeout", panel=INPUT, help="Longest silence of a web server.", metavar="SECONDS")]
 
 Profile = Annotated[
     str | None,

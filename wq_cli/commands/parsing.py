@@ -52,9 +52,9 @@ def parse_seconds(text: str) -> float:
     return total
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str | int) -> int:
     """`500MiB`, `2GB` or plain bytes. A unit without `B` is binary: `500M` is `500MiB`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower(), re.ASCII)
     if not match or match[2] not in _UNITS:
         raise typer.BadParameter(f"`{text}` is not a size such as `500MiB`, `2GB` or `1048576`")
     return int(float(match[1]) * _UNITS[match[2]])

@@ -109,6 +109,8 @@ def _details(result: AskResult | InspectResult) -> list[Fact]:
     clip = [printable(video.path), f"{video.width}x{video.height}", f"{video.duration_seconds:.2f} s"]
     if video.rotation_degrees:
         clip.append(f"turned by {video.rotation_degrees} degrees")
+    if video.has_audio:
+        clip.append("sound is ignored")
     settings = [f"{key} {value}" for key, value in result.policy.settings.items() if value is not None]
     return [
         ("file", clip),

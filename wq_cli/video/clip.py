@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Caps that keep a small file from unpacking into gigabytes; each message names the flag that lifts it.
-
-    Attributes:
-        max_frames_walked: Pictures looked at in one file, decoded or not (`--max-frames-walked`).
-        max_pixels: Pixels of one picture, as stored and as shown (`--max-pixels`).
-        max_frames: Frames of one clip (`--max-frames`).
-        max_copied_bytes: Bytes taken from standard input, a pipe or a web address (`--max-copied-bytes`).
-        timeout_seconds: Longest silence of a web server (`--timeout`).
-    """
-
-    max_frames_walked: int = 2_000_000
-    max_pixels: int = 2**26
-    max_frames: int = 4096
-    max_copied_bytes: int = 2**33
-    timeout_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +56,24 @@ class Clip:
     info: VideoInfo
     requested: int | None
     notices: tuple[str, ...] = ()
+
+    def thinned(self, count: int, notice: str) -> Clip:
+        """Fewer of the frames, those in the middles of equal runs, each standing for the times of its whole run.
+
+        Args:
+            count: From 1 to F.
+            notice: Why.
+        """
+        bounds = np.arange(count + 1) * len(self.frames) // count
+        kept = (bounds[:-1] + bounds[1:]) // 2
+        spans = np.stack((self.span_seconds[bounds[:-1], 0], self.span_seconds[bounds[1:] - 1, 1]), axis=1)
+        return replace(
+            self,
+            frames=self.frames[kept],
+            pts_seconds=self.pts_seconds[kept],
+            span_seconds=spans,
+            notices=(*self.notices, notice),
+        )
 
     def __repr__(self) -> str:
         return (

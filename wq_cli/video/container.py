@@ -11,8 +11,8 @@ from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
+from wq_cli.config import Limits
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Limits
 
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails

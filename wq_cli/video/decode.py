@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
@@ -15,7 +15,7 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from wq_cli.video.clip import Limits
+from wq_cli.config import Limits
 from wq_cli.video.container import best_stream, decoder, open_container
 from wq_cli.video.timeline import Timeline, picture_packets
 
@@ -70,8 +70,11 @@ class Decoder:
             in a packet of its own.
     """
 
-    def __init__(self, file: BinaryIO, limits: Limits, name: str, timeline: Timeline) -> None:
+    def __init__(
+        self, file: BinaryIO, limits: Limits, name: str, timeline: Timeline, on_packet: Callable[[], None]
+    ) -> None:
         self._file, self._limits, self._name, self._timeline = file, limits, name, timeline
+        self._on_packet = on_packet
         self._is_careful = False
         self._can_seek = len(timeline.key_pts) > 0
         self.damage: set[int] = set()
@@ -109,7 +112,7 @@ class Decoder:
         self._container: InputContainer = open_container(self._file, self._limits, self._name)
         self.stream: VideoStream = best_stream(self._container, self._limits, self._name)
         self._context = decoder(self.stream, self._limits, self._is_careful)
-        self._packets = picture_packets(self._container, self.stream)
+        self._packets = picture_packets(self._container, self.stream, self._on_packet)
         self._next = 0
 
     def _reopen(self) -> None:
@@ -202,7 +205,7 @@ class Decoder:
         keys, key_pts = self._timeline.keys, self._timeline.key_pts
         try:
             self._container.seek(int(key_pts[np.searchsorted(keys, start)]), stream=self.stream)
-            packets = picture_packets(self._container, self.stream)
+            packets = picture_packets(self._container, self.stream, self._on_packet)
             for packet in packets:
                 if packet.is_keyframe and packet.pts is not None:
                     key = int(np.searchsorted(key_pts, packet.pts))

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from wq_cli.config import Limits
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Limits, VideoInfo
+from wq_cli.video.clip import VideoInfo
 from wq_cli.video.container import check_pixels
 from wq_cli.video.picture import flattened
 from wq_cli.video.source import printable
@@ -47,6 +48,7 @@ class FolderReel:
         if fps is None:
             fps = _ASSUMED_FPS
             self.notices.append(f"a folder has no frame rate: {fps:g} picture per second is assumed (`--fps` sets it)")
+        self.keys = np.arange(len(self._paths))
         self.starts = np.arange(len(self._paths)) / fps
         self.end_seconds = len(self._paths) / fps
         first = next((image for rank in range(len(self._paths)) if (image := self._open(rank))), None)

@@ -10,13 +10,14 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from wq_cli.config import Sampling
+from wq_cli.config import Limits, Sampling
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Clip, Limits, VideoInfo
+from wq_cli.video.clip import Clip, VideoInfo
 from wq_cli.video.images import FolderReel
 from wq_cli.video.picture import fit
 from wq_cli.video.reel import Reel, open_video
-from wq_cli.video.sample import choose
+from wq_cli.video.sample import Choice, choose, choose_keys
+from wq_cli.video.scene import COMPARED_SIZE, choose_scenes
 from wq_cli.video.source import open_source, printable
 
 Progress = Callable[[int, int], None]
@@ -28,7 +29,7 @@ def probe(path: str | os.PathLike[str], limits: Limits = Limits()) -> VideoInfo:
     Raises:
         VideoError: The file cannot be opened or holds no video.
     """
-    with _opened(os.fspath(path), limits, None) as reel:
+    with _opened(os.fspath(path), limits, None, lambda: None) as reel:
         return reel.info
 
 
@@ -40,6 +41,7 @@ def read(
     max_side: int | None = None,
     limits: Limits = Limits(),
     on_progress: Progress | None = None,
+    on_packet: Callable[[], None] = lambda: None,
 ) -> Clip:
     """Samples frames of a video by time.
 
@@ -52,13 +54,14 @@ def read(
         max_side: Longest side of the frames in pixels; larger ones are shrunk while they are converted.
         limits: Caps against files that unpack into far more than they look.
         on_progress: Called with (frames done, frames in all) after each frame.
+        on_packet: Called at each step of reading the file, however long until the next frame; what it raises ends it.
 
     Raises:
         VideoError: The file cannot be opened or holds no video, or passes one of the limits.
         UsageError: The range of time lies outside the video.
     """
-    with _opened(os.fspath(path), limits, sampling.fps) as reel:
-        choice = choose(reel.starts, reel.end_seconds, sampling, default_frames)
+    with _opened(os.fspath(path), limits, sampling.fps, on_packet) as reel:
+        choice = _choice(reel, sampling, default_frames)
         count = len(choice.ranks)
         if count > limits.max_frames:
             raise VideoError(
@@ -70,6 +73,7 @@ def read(
         ranks: list[int] = []
         kept: list[int] = []
         for index, rank, picture in reel.pictures(choice.ranks, width, height):
+            on_packet()
             if not ranks or rank > ranks[-1]:
                 frames[len(ranks)] = picture
                 ranks.append(rank)
@@ -89,14 +93,27 @@ def read(
         )
 
 
+def _choice(reel: Reel, sampling: Sampling, default_frames: int) -> Choice:
+    if sampling.sample == "keyframes":
+        return choose_keys(reel.starts, reel.end_seconds, sampling, default_frames, reel.keys)
+    if sampling.sample != "scene":
+        return choose(reel.starts, reel.end_seconds, sampling, default_frames)
+
+    def look(ranks: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        for _, rank, picture in reel.pictures(ranks, *COMPARED_SIZE):
+            yield rank, picture
+
+    return choose_scenes(reel.starts, reel.end_seconds, sampling, default_frames, reel.keys, look)
+
+
 @contextmanager
-def _opened(path: str, limits: Limits, fps: float | None) -> Iterator[Reel]:
+def _opened(path: str, limits: Limits, fps: float | None, on_packet: Callable[[], None]) -> Iterator[Reel]:
     if os.path.isdir(path):
         yield FolderReel(path, limits, fps)
         return
     name = printable(path)
     try:
-        with open_source(path, limits) as file, open_video(file, limits, name) as reel:
+        with open_source(path, limits) as file, open_video(file, limits, name, on_packet) as reel:
             yield reel
     except av.FFmpegError:
         raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import BinaryIO, Protocol
 
@@ -13,8 +13,9 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from wq_cli.config import Limits
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Limits, VideoInfo
+from wq_cli.video.clip import VideoInfo
 from wq_cli.video.container import best_stream, check_pixels, open_container, tag
 from wq_cli.video.decode import Decoder
 from wq_cli.video.picture import Orientation, display_size, orientation, to_rgb
@@ -30,6 +31,7 @@ class Reel(Protocol):
     Attributes:
         starts: When each picture comes on display, [N] float64 seconds, not decreasing, first 0.
         end_seconds: When the last one goes off.
+        keys: Places of the key pictures, which can be decoded without any other, [K] int64, increasing.
         notices: What is amiss with the whole.
         damage: Places of pictures found broken so far.
     """
@@ -37,6 +39,7 @@ class Reel(Protocol):
     info: VideoInfo
     starts: npt.NDArray[np.float64]
     end_seconds: float
+    keys: npt.NDArray[np.int64]
     notices: list[str]
     damage: set[int]
 
@@ -63,6 +66,7 @@ class VideoReel:
     ) -> None:
         self.info, self.notices = info, notices
         self.starts, self.end_seconds, self.damage = timeline.starts, timeline.end_seconds, decoder.damage
+        self.keys = np.unique(timeline.ranks[timeline.keys][timeline.ranks[timeline.keys] >= 0])
         self._turn, self._decoder, self._limits = turn, decoder, limits
 
     def pictures(
@@ -74,20 +78,23 @@ class VideoReel:
 
 
 @contextmanager
-def open_video(file: BinaryIO, limits: Limits, name: str) -> Iterator[VideoReel]:
+def open_video(file: BinaryIO, limits: Limits, name: str, on_packet: Callable[[], None]) -> Iterator[VideoReel]:
     """Scans the packets of a file and decodes its first picture.
+
+    Args:
+        on_packet: Called before each packet that is read; what it raises ends the reading.
 
     Raises:
         VideoError: There is no video in it, or none that can be decoded, or it passes one of the limits.
     """
     with open_container(file, limits, name) as container:
         stream = best_stream(container, limits, name)
-        timeline = scan(container, stream, limits, name)
+        timeline = scan(container, stream, limits, name, on_packet)
         notices = _cut_notices(timeline, _promised_seconds(container, stream))
         comment = tag(container.metadata, "comment")
         has_audio = bool(container.streams.audio)
         container_name = container.format.name
-    with closing(Decoder(file, limits, name, timeline)) as decoder:
+    with closing(Decoder(file, limits, name, timeline, on_packet)) as decoder:
         first = _first_picture(decoder, timeline)
         if first is None:
             raise VideoError(

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import BinaryIO
 
+from wq_cli.config import Limits
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Limits
 
 _WEB_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20

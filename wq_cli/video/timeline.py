@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from wq_cli.config import Limits
 from wq_cli.errors import VideoError
-from wq_cli.video.clip import Limits
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -55,9 +55,14 @@ class Timeline:
     is_cut: bool
 
 
-def picture_packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
+def picture_packets(
+    container: InputContainer, stream: VideoStream, on_packet: Callable[[], None]
+) -> Iterator[Packet[VideoStream]]:
     """Packets that hold data, in file order: the numbering that everything else refers to."""
-    return (packet for packet in container.demux(stream) if packet.size)
+    for packet in container.demux(stream):
+        on_packet()
+        if packet.size:
+            yield packet
 
 
 @dataclass
@@ -72,13 +77,15 @@ class _Packets:
     is_cut: bool
 
 
-def scan(container: InputContainer, stream: VideoStream, limits: Limits, name: str) -> Timeline:
+def scan(
+    container: InputContainer, stream: VideoStream, limits: Limits, name: str, on_packet: Callable[[], None]
+) -> Timeline:
     """Walks the packets from where the container stands, which has to be its beginning.
 
     Raises:
         VideoError: More packets than `limits` allow, or none at all.
     """
-    packets = _walk(container, stream, limits, name)
+    packets = _walk(container, stream, limits, name, on_packet)
     context = stream.codec_context
     time_base = stream.time_base or Fraction(1, 90_000)
     frame_ticks = max(1, round(1 / (time_base * (stream.average_rate or stream.guessed_rate or 25))))
@@ -121,7 +128,9 @@ def scan(container: InputContainer, stream: VideoStream, limits: Limits, name: s
     )
 
 
-def _walk(container: InputContainer, stream: VideoStream, limits: Limits, name: str) -> _Packets:
+def _walk(
+    container: InputContainer, stream: VideoStream, limits: Limits, name: str, on_packet: Callable[[], None]
+) -> _Packets:
     import av
 
     pts, dts, duration = array("q"), array("q"), array("q")
@@ -129,7 +138,7 @@ def _walk(container: InputContainer, stream: VideoStream, limits: Limits, name: 
     has_hidden = stream.codec_context.name in ("vp8", "libvpx")
     is_cut = False
     try:
-        for packet in picture_packets(container, stream):
+        for packet in picture_packets(container, stream, on_packet):
             if len(pts) >= limits.max_frames_walked:
                 raise VideoError(
                     f"`{name}` holds more than {limits.max_frames_walked:,} frames",
