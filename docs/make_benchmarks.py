@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 HEAD = """\
 # Benchmarks
 
-Made by `python docs/make_benchmarks.py` from the JSON files in this folder, which are the output of the commands shown. \
+Made by `python docs/make_benchmarks.py` from the JSON files in this folder, the output of the commands shown. \
 Bits are effective bits: everything stored for the visual tokens, scales, minima, padding and full-precision windows \
 included. Fidelity is read through the packed cache only: video first, sealed, then question and answer.
 """
@@ -53,8 +53,8 @@ wq eval scenes --questions {result["questions"]} --policies {names} --output doc
 ```
 
 {made_with(result)} {result["questions"]} questions on {result["clips"]} clips of {result["frames"]} frames. Accuracy: \
-the right option is the likeliest, question asked through the packed cache; standard error clustered by clip. KL in nats \
-and share of equal most likely tokens over the full-precision answers.
+the right option is the likeliest, question asked through the packed cache; standard error clustered by clip. KL in \
+nats and share of equal most likely tokens over the full-precision answers.
 
 {table(heads, rows)}
 """
@@ -83,9 +83,9 @@ def bench(result: dict[str, Any]) -> str:
 wq bench --frames 100 --output docs/benchmarks/demo.json
 ```
 
-{made_with(result)} Batch {result["batch"]}, {result["visual_tokens"]:,} visual tokens, {result["decode_tokens"]} tokens \
-decoded, KL and agreement over {result["fidelity_tokens"]} tokens. Two shared CPU cores: the times are not a measure of \
-the methods.
+{made_with(result)} Batch {result["batch"]}, {result["visual_tokens"]:,} visual tokens, {result["decode_tokens"]} \
+tokens decoded, KL and agreement over {result["fidelity_tokens"]} tokens. On two shared CPU cores, so the times do not \
+measure the methods.
 
 {table(heads, rows)}
 """

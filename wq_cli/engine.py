@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wq_cli import windows
+from wq_cli import policies, windows
 from wq_cli.attention import ATTENTION
 from wq_cli.cache import GROWTH_TOKENS, VisualTokens, WindowCache, budget_for
 from wq_cli.codecs import ChannelInWindow
@@ -185,27 +185,69 @@ def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int
     )
 
 
-def fit_budget(
-    policy: Policy,
-    cache: WindowCache,
+@dataclass(frozen=True)
+class Request:
+    """Prompts with all that is decided about them before the prefill.
+
+    Attributes:
+        batch: The prompts.
+        policy: Asked for each layer's plan, its budget fitted.
+        found: Scores of the windows.
+        cache: Empty.
+        sensitivity: Calibrated s_i of every layer; None measures them in the prefill, if the policy needs them.
+    """
+
+    batch: Batch
+    policy: Policy
+    found: Search
+    cache: WindowCache
+    sensitivity: Sequence[float] | None
+
+
+def prepare(
     model: VideoModel,
-    found: Search,
+    prompts: list[Prompt],
     settings: Quantization,
-    s: Sequence[float] | None,
-) -> None:
-    """Hand `--bits` or `--kv-memory` to the policy, as an average per visual element."""
-    config, visual = model.text_config, cache.visual
-    dtype = cache.dtype or model.dtype
-    full_bits = 8 * dtype.itemsize
-    bits = settings.bits
-    if settings.kv_memory_bytes is not None:
-        rows, count = visual.positions.shape
-        heads, dim = kv_shape(config)
-        per_token = 2 * len(cache.layers) * rows * heads * dim
-        others = (visual.text.shape[1] + cache.room) * per_token * dtype.itemsize
-        bits = 8 * (settings.kv_memory_bytes - others) / (per_token * max(count, 1))
+    *,
+    room: int,
+    sensitivity: Sequence[float] | None = None,
+    until_visual_end: bool = False,
+) -> Request:
+    """Stack prompts, score their windows and make an empty cache.
+
+    Args:
+        model: The adapter.
+        prompts: One per row.
+        settings: Policy, windows, budget.
+        room: Tokens that will follow.
+        sensitivity: See `Request`.
+        until_visual_end: Leave out what comes after the last visual token, to be asked through the cache.
+
+    Raises:
+        UsageError: No such policy, or a budget for one that has nothing to choose.
+        WqError: The budget is too small.
+    """
+    policy = policies.create(settings)
+    batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
+    found = search(model, batch, settings, policy)
+    cache = new_cache(model, batch, settings, room)
+    bits = _budget_bits(model, cache, settings)
     if bits is not None:
-        policy.fit_budget(found.relevance, s, budget_for(visual, cache.codec, len(cache.layers), full_bits, bits))
+        full_bits = 8 * (cache.dtype or model.dtype).itemsize
+        budget = budget_for(batch.visual, cache.codec, len(cache.layers), full_bits, bits)
+        policy.fit_budget(found.relevance, sensitivity, budget)
+    return Request(batch, policy, found, cache, sensitivity)
+
+
+def _budget_bits(model: VideoModel, cache: WindowCache, settings: Quantization) -> float | None:
+    """`--bits`, or what `--kv-memory` leaves per visual element; None without a budget."""
+    if settings.kv_memory_bytes is None:
+        return settings.bits
+    rows, count = cache.visual.positions.shape
+    heads, dim = kv_shape(model.text_config)
+    per_token = 2 * len(cache.layers) * rows * heads * dim
+    others = (cache.visual.text.shape[1] + cache.room) * per_token * (cache.dtype or model.dtype).itemsize
+    return 8 * (settings.kv_memory_bytes - others) / (per_token * max(count, 1))
 
 
 def kv_shape(text_config: Any) -> tuple[int, int]:
@@ -215,42 +257,32 @@ def kv_shape(text_config: Any) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def prefill(
-    model: VideoModel,
-    batch: Batch,
-    cache: WindowCache,
-    policy: Policy,
-    found: Search,
-    sensitivity: Sequence[float] | None = None,
-    on_layer: Callable[[int], None] = lambda layer: None,
-) -> Prefilled:
+def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None] = lambda layer: None) -> Prefilled:
     """Run the prompt at full precision and seal each layer as soon as it ran: one layer at a time holds its keys and
     values at full precision.
 
     Args:
         model: The adapter.
-        batch: Prompts.
-        cache: Empty.
-        policy: Asked for each layer's plan.
-        found: Scores of the windows.
-        sensitivity: Calibrated s_i of every layer. None measures them on the way, if the policy needs them.
+        request: From `prepare`; its cache is filled.
         on_layer: Called with the index of each sealed layer.
     """
+    batch, policy = request.batch, request.policy
     device = batch.embeds.device
     total, sealing = Stopwatch(device), Stopwatch(device)
-    result = Prefilled(cache, torch.empty(0), batch.positions[:, -1] + 1)
+    result = Prefilled(request.cache, torch.empty(0), batch.positions[:, -1] + 1)
 
     def seal(layer: int, s: float | None) -> None:
-        plan = policy.plan_layer(layer, found.relevance, s)
+        plan = policy.plan_layer(layer, request.found.relevance, s)
         with sealing():
-            cache.seal(layer, plan)
+            request.cache.seal(layer, plan)
         result.plans.append(plan)
         result.sensitivity.append(s)
         on_layer(layer)
 
-    measure = policy.needs_sensitivity and sensitivity is None
-    with total(), windowed_attention(model), _after_each_layer(model, batch.padding, measure, sensitivity, seal):
-        hidden = _run(model, batch.embeds, batch.positions, cache, batch.padding)
+    measure = policy.needs_sensitivity and request.sensitivity is None
+    hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal)
+    with total(), windowed_attention(model), hooks:
+        hidden = _run(model, batch.embeds, batch.positions, request.cache, batch.padding)
         result.logits = model.logits(hidden[:, -1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
     return result

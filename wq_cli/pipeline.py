@@ -82,24 +82,25 @@ def ask(video: str, prompt: str, settings: Settings, listener: Listener) -> AskR
 
 
 def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -> AskResult:
-    from wq_cli import engine, policies
+    from wq_cli import engine
 
     model, quantization, generation = loaded.model, settings.quantization, settings.generation
     listener.stage("score")
-    policy = policies.create(quantization)
     prompt = model.prompt(text, loaded.visual, quantization.score_text == "prompt")
     _check_context(loaded, len(prompt.embeds), generation.max_new_tokens)
-    batch = engine.Batch.of([prompt], quantization.window, until_visual_end=generation.question_after_cache)
-    found = engine.search(model, batch, quantization, policy)
-    cache = engine.new_cache(model, batch, quantization, generation.max_new_tokens)
-    sensitivity = calibrated_sensitivity(loaded.profile, loaded.model, settings)
-    engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
-
-    listener.stage("prefill", len(cache.layers))
-    state = engine.prefill(model, batch, cache, policy, found, sensitivity, lambda layer: listener.advance())
+    request = engine.prepare(
+        model,
+        [prompt],
+        quantization,
+        room=generation.max_new_tokens,
+        sensitivity=calibrated_sensitivity(loaded.profile, model, settings),
+        until_visual_end=generation.question_after_cache,
+    )
+    listener.stage("prefill", len(request.cache.layers))
+    state = engine.prefill(model, request, lambda layer: listener.advance())
     if generation.question_after_cache:
         engine.ask_through_cache(model, state, [prompt])
-    rows = describe.windows(loaded.clip, loaded.visual.frames, found, state.plans, quantization)
+    rows = describe.windows(loaded.clip, loaded.visual.frames, request.found, state.plans, quantization)
     visual_tokens = len(loaded.visual.embeds)
     result = AskResult(
         command="ask",
@@ -108,7 +109,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         policy=describe.policy(quantization),
         prompt=text,
         windows=rows,
-        layers=describe.layers(policy, state.plans, state.sensitivity),
+        layers=describe.layers(request.policy, state.plans, state.sensitivity),
         visual_tokens=visual_tokens,
         text_tokens=len(prompt.embeds) - visual_tokens,
         window_size=quantization.window,
@@ -117,7 +118,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
             load_ms=loaded.load_ms,
             decode_ms=loaded.decode_ms,
             encode_ms=loaded.encode_ms,
-            search_ms=found.ms,
+            search_ms=request.found.ms,
             first_token_ms=state.first_token_ms,
             seal_ms=state.seal_ms,
             decode_ms_per_token=None,
@@ -186,31 +187,26 @@ def inspect(video: str, prompts: list[str], settings: Settings, listener: Listen
 
 
 def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Listener) -> InspectResult:
-    from wq_cli import engine, policies
+    from wq_cli import engine
 
     model, quantization = loaded.model, settings.quantization
-    sensitivity = calibrated_sensitivity(loaded.profile, loaded.model, settings)
+    calibrated = calibrated_sensitivity(loaded.profile, model, settings)
+    sensitivity: Sequence[float | None] | None = calibrated
     rows: list[tuple[WindowResult, ...]] = []
     layers: tuple[LayerResult, ...] = ()
     for text in prompts:
         listener.stage("score")
-        policy = policies.create(quantization)
         prompt = model.prompt(text, loaded.visual, quantization.score_text == "prompt")
         _check_context(loaded, len(prompt.embeds), 0)
-        batch = engine.Batch.of([prompt], quantization.window)
-        found = engine.search(model, batch, quantization, policy)
-        cache = engine.new_cache(model, batch, quantization, 0)
-        engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
-        count = len(cache.layers)
+        request = engine.prepare(model, [prompt], quantization, room=0, sensitivity=calibrated)
+        policy, count = request.policy, len(request.cache.layers)
         if sensitivity is None and policy.needs_sensitivity:
             listener.stage("prefill", count)
-            state = engine.prefill(model, batch, cache, policy, found, None, lambda layer: listener.advance())
-            plans, sensitivity = state.plans, [s or 0.0 for s in state.sensitivity]
-        else:
-            known: Sequence[float | None] = sensitivity or [None] * count
-            plans = [policy.plan_layer(layer, found.relevance, known[layer]) for layer in range(count)]
-        rows.append(describe.windows(loaded.clip, loaded.visual.frames, found, plans, quantization))
-        layers = layers or describe.layers(policy, plans, sensitivity or [None] * count)
+            sensitivity = engine.prefill(model, request, lambda layer: listener.advance()).sensitivity
+        known = sensitivity or [None] * count
+        plans = [policy.plan_layer(layer, request.found.relevance, known[layer]) for layer in range(count)]
+        rows.append(describe.windows(loaded.clip, loaded.visual.frames, request.found, plans, quantization))
+        layers = layers or describe.layers(policy, plans, known)
     return InspectResult(
         command="inspect",
         video=describe.video(loaded.clip),

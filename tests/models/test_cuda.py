@@ -8,7 +8,7 @@ import torch
 from tiny_models import llava_onevision
 
 import wq_kernels
-from wq_cli import engine, policies
+from wq_cli import engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
@@ -32,10 +32,7 @@ def prompt_of(model: VideoModel, frames: np.ndarray) -> Prompt:
 
 
 def prefilled(model: VideoModel, prompt: Prompt, settings: Quantization, **how) -> engine.Prefilled:
-    policy = policies.create(settings)
-    batch = engine.Batch.of([prompt], settings.window, **how)
-    cache = engine.new_cache(model, batch, settings, 64)
-    return engine.prefill(model, batch, cache, policy, engine.search(model, batch, settings, policy))
+    return engine.prefill(model, engine.prepare(model, [prompt], settings, room=64, **how))
 
 
 def test_full_precision_gives_generates_tokens(folder: str, frames: np.ndarray) -> None:

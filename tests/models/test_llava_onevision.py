@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -48,10 +50,7 @@ def generated(model: VideoModel, inputs, tokens: int = 24, **kwargs) -> list[int
 
 
 def prefilled(model: VideoModel, prompts: list[Prompt], settings: Quantization, **batching) -> engine.Prefilled:
-    policy = policies.create(settings)
-    batch = engine.Batch.of(prompts, settings.window, **batching)
-    cache = engine.new_cache(model, batch, settings, 64)
-    return engine.prefill(model, batch, cache, policy, engine.search(model, batch, settings, policy))
+    return engine.prefill(model, engine.prepare(model, prompts, settings, room=64, **batching))
 
 
 def answer(model: VideoModel, state: engine.Prefilled, tokens: int = 24) -> list[list[int]]:
@@ -157,16 +156,14 @@ def test_cache_inside_generate(model: VideoModel, frames: np.ndarray, bits: int,
 
 def test_one_layer_at_a_time_holds_full_precision(model: VideoModel, frames: np.ndarray) -> None:
     prompt = prompt_of(model, frames)
-    settings = Quantization(policy="rtn2", window=8)
-    policy = policies.create(settings)
-    batch = engine.Batch.of([prompt], 8)
-    cache = engine.new_cache(model, batch, settings, 8)
+    request = engine.prepare(model, [prompt], Quantization(policy="rtn2", window=8), room=8)
+    cache = request.cache
     held = []
     for layer in model.decoder.layers:
         layer.self_attn.o_proj.register_forward_pre_hook(
             lambda *_: held.append(sum(c.keys is not None for c in cache.layers))
         )
-    engine.prefill(model, batch, cache, policy, engine.search(model, batch, settings, policy))
+    engine.prefill(model, request)
     for layer in model.decoder.layers:
         layer.self_attn.o_proj._forward_pre_hooks.clear()
     assert held == [1] * len(cache.layers)
@@ -200,12 +197,10 @@ def test_everything_is_restored_after_an_error(model: VideoModel, frames: np.nda
             raise RuntimeError("no plan")
 
     settings = Quantization(window=8)
-    batch = engine.Batch.of([prompt_of(model, frames)], 8)
-    cache = engine.new_cache(model, batch, settings, 8)
-    policy = Broken(settings)
+    request = engine.prepare(model, [prompt_of(model, frames)], settings, room=8)
     before = model.text_config._attn_implementation
     with pytest.raises(RuntimeError, match="no plan"):
-        engine.prefill(model, batch, cache, policy, engine.search(model, batch, settings, policy))
+        engine.prefill(model, replace(request, policy=Broken(settings)))
     assert model.text_config._attn_implementation == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.decoder.modules())
 

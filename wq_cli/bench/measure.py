@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli import engine, policies
+from wq_cli import engine
 from wq_cli.results import BenchRow
 
 if TYPE_CHECKING:
@@ -106,13 +106,15 @@ def _prefill(
     sensitivity: Sequence[float] | None,
     until_visual_end: bool = False,
 ) -> tuple[engine.Prefilled, engine.Search]:
-    quantization = settings.quantization
-    policy = policies.create(quantization)
-    batch = engine.Batch.of(prompts, quantization.window, until_visual_end=until_visual_end)
-    found = engine.search(model, batch, quantization, policy)
-    cache = engine.new_cache(model, batch, quantization, settings.generation.max_new_tokens)
-    engine.fit_budget(policy, cache, model, found, quantization, sensitivity)
-    return engine.prefill(model, batch, cache, policy, found, sensitivity), found
+    request = engine.prepare(
+        model,
+        prompts,
+        settings.quantization,
+        room=settings.generation.max_new_tokens,
+        sensitivity=sensitivity,
+        until_visual_end=until_visual_end,
+    )
+    return engine.prefill(model, request), request.found
 
 
 def _generate(

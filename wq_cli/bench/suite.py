@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli import engine, policies
+from wq_cli import engine
 from wq_cli.bench.measure import fidelity
 from wq_cli.results import EvalRow
 
@@ -156,12 +156,15 @@ class Evaluation:
     def _asked(self, prompt: Prompt, name: str) -> engine.Prefilled:
         """Video prefilled and sealed, question read through the packed cache."""
         settings = replace(self.quantization, policy=name)
-        policy = policies.create(settings)
-        batch = engine.Batch.of([prompt], settings.window, until_visual_end=True)
-        found = engine.search(self.model, batch, settings, policy)
-        cache = engine.new_cache(self.model, batch, settings, self.generation.max_new_tokens)
-        engine.fit_budget(policy, cache, self.model, found, settings, self.sensitivity)
-        state = engine.prefill(self.model, batch, cache, policy, found, self.sensitivity)
+        request = engine.prepare(
+            self.model,
+            [prompt],
+            settings,
+            room=self.generation.max_new_tokens,
+            sensitivity=self.sensitivity,
+            until_visual_end=True,
+        )
+        state = engine.prefill(self.model, request)
         engine.ask_through_cache(self.model, state, [prompt])
         return state
 
