@@ -29,7 +29,7 @@ def test_options_stand_in_the_order_of_the_command() -> None:
     @grouped
     def command(video: opt.Video, *, sampling: Sampling, policy: opt.Policy = "fp16") -> None: ...
 
-    assert list(inspect.signature(command).parameters) == "video frames fps sample start end policy".split()
+    assert list(inspect.signature(command).parameters) == ["video", "frames", "fps", "sample", "start", "end", "policy"]
 
 
 def test_two_different_options_of_one_name_are_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_videos import Picture, make
+from small_videos import Picture, error_of, make
 
 resource = pytest.importorskip("resource", reason="needs a system that tells a process its peak memory")
 
@@ -25,6 +25,22 @@ before = peak()
 for _ in range(int(sys.argv[3])):
     read(sys.argv[1], Sampling(frames=int(sys.argv[2])), default_frames=8, max_side=int(sys.argv[4]) or None)
 print(peak() - before)
+"""
+
+
+# Growth of resident memory over reads 101 to 300, in MiB.
+RESIDENT = """
+import resource, sys
+from wq_cli.config import Sampling
+from wq_cli.video import read
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+for number in range(300):
+    if number == 100:
+        before = resident()
+    read(sys.argv[1], Sampling(frames=4), default_frames=8)
+print(resident() - before)
 """
 
 
@@ -56,3 +72,20 @@ def test_a23_shrunk_frames_cost_what_they_hold(long: Path) -> None:
 def test_many_reads_in_one_process(tmp_path: Path) -> None:
     path = make(tmp_path / "a.mp4", n=30, width=640, height=360)
     assert peak_mib(path, 4, repeats=60) < 4 * 0.66 + 25
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_three_hundred_reads_leave_nothing(tmp_path: Path) -> None:
+    """After the first hundred, two hundred more add less than one of their pictures each would (130 MiB)."""
+    path = make(tmp_path / "a.mkv", n=12, width=640, height=360, gop=4)
+    done = subprocess.run([sys.executable, "-c", RESIDENT, str(path)], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 10
+
+
+def test_what_does_not_fit_in_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> np.ndarray:
+        raise MemoryError
+
+    path = make(tmp_path / "a.mp4", n=2)
+    monkeypatch.setattr(np, "empty", full)
+    assert "do not fit in memory" in error_of(path).message

@@ -15,6 +15,8 @@ from wq_cli.config import Limits
 from wq_cli.errors import VideoError
 
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+# Frame threads of FFmpeg 8.1's VP9 decoder call functions that are not set, in damaged files after a flush.
+_NO_FRAME_THREADS = {"vp9"}
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 
 
@@ -104,5 +106,5 @@ def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodec
     if tag(stream.metadata, "alpha_mode") == "1" and alpha in av.codecs_available:
         context = cast(VideoCodecContext, av.CodecContext.create(alpha, "r"))
     context.options = _pixel_option(limits) | ({"err_detect": "explode"} if is_careful else {})
-    context.thread_type = "SLICE" if is_careful else "AUTO"
+    context.thread_type = "SLICE" if is_careful or context.name in _NO_FRAME_THREADS else "AUTO"
     return context

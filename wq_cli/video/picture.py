@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from av.sidedata.sidedata import SideData
 
 _BACKGROUND = 255  # transparent parts become white, as on a page
+_STRIP_PIXELS = 1 << 20
 _COLORSPACE_UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 # Without full chroma, scaled pictures are off by up to 9 levels; accurate rounding on top gains nothing then and
 # costs twenty times as much where nothing is scaled.
@@ -99,7 +101,7 @@ def to_rgb(frame: VideoFrame, turn: Orientation, width: int, height: int) -> npt
         width, height = height, width
     if frame.color_trc in HDR_TRANSFERS:
         deep = _reformat(frame, width, height, "rgb48le")
-        return turn.apply(hdr_to_sdr(deep, frame.color_trc))
+        return turn.apply(_in_strips(lambda strip: hdr_to_sdr(strip, frame.color_trc), deep))
     if any(component.is_alpha for component in frame.format.components) or frame.format.name == "pal8":
         return turn.apply(flattened(_reformat(frame, width, height, "rgba")))
     return turn.apply(_reformat(frame, width, height, "rgb24"))
@@ -122,8 +124,22 @@ def _reformat(frame: VideoFrame, width: int, height: int, pixel_format: str) -> 
 
 
 def flattened(rgba: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    alpha = rgba[..., 3:].astype(np.uint16)
-    return ((rgba[..., :3] * alpha + _BACKGROUND * (255 - alpha) + 127) // 255).astype(np.uint8)
+    """RGBA [H, W, 4] over the background, [H, W, 3]."""
+
+    def over(strip: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        alpha = strip[..., 3:].astype(np.uint16)
+        return ((strip[..., :3] * alpha + _BACKGROUND * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+    return _in_strips(over, rgba)
+
+
+def _in_strips(convert: Callable[[Any], npt.NDArray[np.uint8]], picture: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Converts [H, W, C] to [H, W, 3] a few rows at a time: intermediate numbers take up to ten times the memory."""
+    result = np.empty((*picture.shape[:2], 3), np.uint8)
+    rows = max(1, _STRIP_PIXELS // picture.shape[1])
+    for top in range(0, len(picture), rows):
+        result[top : top + rows] = convert(picture[top : top + rows])
+    return result
 
 
 def _without_field_lines(frame: VideoFrame) -> VideoFrame:

@@ -119,6 +119,8 @@ def _opened(path: str, limits: Limits, fps: float | None, on_packet: Callable[[]
         raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None
     except OSError as error:
         raise VideoError(f"`{name}` cannot be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise VideoError(f"the frames of `{name}` do not fit in memory", "lower `--frames`") from None
 
 
 def _losses(asked: npt.NDArray[np.int64], found: list[int], kept: list[int], reel: Reel) -> list[str]:
