@@ -21,6 +21,7 @@ from small_videos import error_of, make, number_of, numbered, numbers
 from wq_cli.config import Limits, Sampling
 from wq_cli.errors import UsageError
 from wq_cli.video import probe, read, source
+from wq_cli.video.container import decoder, open_container, size_check
 
 FIVE = Sampling(frames=5)
 EVERY_SECOND = [1, 3, 5, 7, 9]
@@ -323,3 +324,19 @@ def test_progress(ten: Path) -> None:
     calls: list[tuple[int, int]] = []
     read(ten, FIVE, default_frames=8, on_progress=lambda done, total: calls.append((done, total)))
     assert calls == [(i, 5) for i in range(1, 6)]
+
+
+def test_a25_alpha_planes_that_are_larger_than_the_picture(tmp_path: Path) -> None:
+    """The alpha plane is a picture of its own, with a size of its own, and libvpx makes room for any."""
+    small = make(tmp_path / "a.webm", n=1, codec="libvpx-vp9", pix="yuva420p")
+    large = make(tmp_path / "b.webm", n=1, codec="libvpx-vp9", pix="yuva420p", width=2048, height=1024)
+    with small.open("rb") as a, large.open("rb") as b:
+        limits = Limits(max_pixels=96 * 64)
+        with open_container(a, limits, "a") as colours, open_container(b, Limits(), "b") as planes:
+            stream = colours.streams.video[0]
+            check = size_check(decoder(stream, limits, is_careful=True), limits)
+            packet, plane = (next(p for p in opened.demux(video=0) if p.size) for opened in (colours, planes))
+            check(packet)
+            packet.set_sidedata(*plane.iter_sidedata())
+            with pytest.raises(av.FFmpegError):
+                check(packet)

@@ -91,7 +91,9 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"`{source}` does not fit on `{device}`", "take a smaller model or `--device cpu`") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"`{source}` cannot be loaded: {_first_line(error)}", _load_hint(is_path)) from error
+        raise _load_error(source, is_path, error) from error
+    if not processor.chat_template:
+        raise ModelError(f"`{source}` has no chat template", "its folder needs the model's `chat_template.jinja`")
     return wrap(module, adapter, model, processor)
 
 
@@ -116,7 +118,23 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _load_hint(is_path: bool) -> str:
+def _load_error(source: str, is_path: bool, error: Exception) -> ModelError:
+    """What went wrong, by the first cause that says it."""
+    from huggingface_hub import errors
+
     if is_path:
-        return "the folder must hold what `save_pretrained` writes, processor included"
-    return "check the name, the network, and `hf auth login` for gated models"
+        hint = "the folder must hold what `save_pretrained` writes, processor included"
+        return ModelError(f"`{source}` cannot be loaded: {_first_line(error)}", hint)
+    cause: BaseException | None = error
+    while cause:
+        if isinstance(cause, errors.GatedRepoError):
+            hint = f"ask for it at https://huggingface.co/{source}, then `hf auth login`"
+            return ModelError(f"`{source}` is given only to those who were granted access", hint)
+        if isinstance(cause, errors.RepositoryNotFoundError):
+            hint = "check the spelling; a private one needs `hf auth login`"
+            return ModelError(f"there is no model `{source}` on the hub", hint)
+        if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+            hint = "check the network, and whether HF_HUB_OFFLINE is set"
+            return ModelError(f"`{source}` is not on this computer and the hub cannot be reached", hint)
+        cause = cause.__cause__ or cause.__context__
+    return ModelError(f"`{source}` cannot be loaded: {_first_line(error)}", "check the name and the network")

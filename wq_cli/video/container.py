@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import BinaryIO, cast
 
 import av
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
@@ -17,6 +18,7 @@ from wq_cli.errors import VideoError
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 # Frame threads of FFmpeg 8.1's VP9 decoder call functions that are not set, in damaged files after a flush.
 _NO_FRAME_THREADS = {"vp9"}
+_BLOCK_ADD_ID_BYTES = 8
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 
 
@@ -108,3 +110,25 @@ def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodec
     context.options = _pixel_option(limits) | ({"err_detect": "explode"} if is_careful else {})
     context.thread_type = "SLICE" if is_careful or context.name in _NO_FRAME_THREADS else "AUTO"
     return context
+
+
+def size_check(context: VideoCodecContext, limits: Limits) -> Callable[[Packet[VideoStream]], None]:
+    """A function that raises `av.FFmpegError` for a packet whose pictures pass the limit, before it is decoded.
+
+    FFmpeg's decoders do this themselves. libvpx allocates whatever a packet says, for the colours and for the alpha
+    plane beside them, so FFmpeg's own decoders go first and keep in step.
+    """
+    plain = next((name for name, alpha in _ALPHA_DECODERS.items() if alpha == context.name), None)
+    if plain is None:
+        return lambda packet: None
+    colours, alpha = (cast(VideoCodecContext, av.CodecContext.create(plain, "r")) for _ in range(2))
+    for checking in (colours, alpha):
+        checking.options, checking.thread_type = _pixel_option(limits), "SLICE"
+
+    def check(packet: Packet[VideoStream]) -> None:
+        colours.decode(av.Packet(bytes(packet)))
+        for side in packet.iter_sidedata():
+            if side.data_type == "matroska_block_additional":
+                alpha.decode(av.Packet(bytes(side)[_BLOCK_ADD_ID_BYTES:]))
+
+    return check

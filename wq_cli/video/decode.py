@@ -16,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from wq_cli.config import Limits
-from wq_cli.video.container import best_stream, decoder, open_container
+from wq_cli.video.container import best_stream, decoder, open_container, size_check
 from wq_cli.video.timeline import Timeline, picture_packets
 
 # Pictures that a decoder may hold back to reorder: 16 in H.264 and HEVC, plus what its threads hold.
@@ -112,6 +112,7 @@ class Decoder:
         self._container: InputContainer = open_container(self._file, self._limits, self._name)
         self.stream: VideoStream = best_stream(self._container, self._limits, self._name)
         self._context = decoder(self.stream, self._limits, self._is_careful)
+        self._check_size = size_check(self._context, self._limits)
         self._packets = picture_packets(self._container, self.stream, self._on_packet)
         self._next = 0
 
@@ -145,6 +146,7 @@ class Decoder:
                 self._context.skip_frame = "DEFAULT" if number in wanted else "NONREF"
             packet.pts = number  # comes back on the picture, in whatever order the decoder hands them out
             try:
+                self._check_size(packet)
                 frames = self._context.decode(packet)
             except av.FFmpegError:
                 if not self._is_careful:

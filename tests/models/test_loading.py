@@ -1,0 +1,157 @@
+"""E12, E13, B17, D7: where a model comes from, and one clear line for each way in which it cannot be had."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import llava_onevision
+
+from wq_cli.errors import ModelError
+from wq_cli.models import loading
+
+CPU = torch.device("cpu")
+
+# Loads each model named on the command line with real libraries; one line of JSON each.
+LOAD = """
+import json, socket, sys
+import torch
+from wq_cli.errors import WqError
+from wq_cli.models import loading
+if "--no-sockets" in sys.argv:
+    def refuse(*_):
+        print(json.dumps("a socket was opened"), flush=True)
+        raise SystemExit(1)
+    socket.socket.connect = socket.getaddrinfo = refuse
+for name in sys.argv[1:]:
+    if not name.startswith("--"):
+        try:
+            print(json.dumps(loading.load(name, torch.device("cpu"), "auto").model_type))
+        except WqError as error:
+            print(json.dumps([error.message, error.hint]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llava_onevision(tmp_path_factory.mktemp("model"))
+
+
+def load_all(home: Path, *arguments: str, **environment: str) -> list[object]:
+    """What came of each name, in a process whose hub cache is `home`."""
+    names = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_HUB_CACHE", "TRANSFORMERS_OFFLINE")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", LOAD, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**clean, "HF_HOME": str(home), **environment}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_e12_offline_opens_no_socket(folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    cached, missing = load_all(tmp_path, "some/model", "other/model", "--no-sockets", HF_HUB_OFFLINE="1")
+    assert cached == "llava_onevision"
+    assert missing == [
+        "`other/model` is not on this computer and the hub cannot be reached",
+        "check the network, and whether HF_HUB_OFFLINE is set",
+    ]
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does: `gated/...` is gated, all else does not exist."""
+
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        is_gated = self.path.startswith(("/gated/", "/api/models/gated/"))
+        self.send_response(403 if is_gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if is_gated else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.seen = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path: Path) -> None:
+    found = load_all(tmp_path, "./nope", "nope/nope", "gated/model", "/no/such/nope", HF_ENDPOINT=hub)
+    assert found == [
+        ["`./nope` is not a model folder", "a model folder holds a `config.json`"],
+        ["there is no model `nope/nope` on the hub", "check the spelling; a private one needs `hf auth login`"],
+        [
+            "`gated/model` is given only to those who were granted access",
+            "ask for it at https://huggingface.co/gated/model, then `hf auth login`",
+        ],
+        ["`/no/such/nope` is not a model folder", "a model folder holds a `config.json`"],
+    ]
+    assert any("/nope/nope" in path for path in Hub.seen)
+    assert not any("such" in path or "./" in path for path in Hub.seen), "what looks like a path is never asked for"
+
+
+def test_b17_no_chat_template(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (copy / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="has no chat template"):
+        loading.load(str(copy), CPU, "auto")
+
+
+def test_a_type_of_model_that_is_not_supported(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (copy / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelError, match="models of type `bert` are not supported"):
+        loading.load(str(copy), CPU, "auto")
+
+
+def test_weights_that_would_run_code_are_not_read(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (weights,) = copy.glob("*.safetensors")
+    torch.save({}, copy / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        loading.load(str(copy), CPU, "auto")
+
+
+@pytest.mark.parametrize(
+    ("capability", "stored", "expected"),
+    [
+        ((7, 5), torch.bfloat16, torch.float16),
+        ((7, 5), None, torch.float16),
+        ((8, 0), torch.bfloat16, torch.bfloat16),
+        ((9, 0), torch.float16, torch.float16),
+    ],
+)
+def test_d7_no_bfloat16_before_sm80(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stored: torch.dtype | None, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert loading.choose_dtype("auto", torch.device("cuda"), stored) == expected
+    assert loading.choose_dtype("bfloat16", torch.device("cuda"), stored) == (
+        torch.float16 if capability < (8, 0) else torch.bfloat16
+    )
