@@ -32,6 +32,7 @@ document, also when a command fails (`"kind": "error"`, with `error`, `hint` and
 | `WQ_CONFIG_HOME` | folder of your profiles and of the default profile's name |
 | `WQ_NO_PROGRESS` | no progress display |
 | `NO_COLOR` | no colour |
+| `OMP_WAIT_POLICY` | how PyTorch's threads wait; wq sets `passive` unless you set it |
 
 Shell completion: `wq --install-completion`.
 """
