@@ -190,6 +190,12 @@ def test_too_long_for_the_model_says_what_fits(files: dict[str, str], settings: 
     assert "--max-new-tokens" in (caught.value.hint or "")
 
 
+def test_bench_says_when_frames_are_missing(files: dict[str, str], settings: Settings) -> None:
+    many = replace(settings, sampling=Sampling(frames=100))
+    result = bench.run(files["mp4"], "q", many, Recorder(), policies=["rtn2"], decode_tokens=1, fidelity_tokens=0)
+    assert result.notices == ("only 80 frames available, 100 asked for: each is used once",)
+
+
 def test_bench_rows(files: dict[str, str], settings: Settings) -> None:
     result = bench.run(files["mp4"], "what happens?", settings, Recorder(), decode_tokens=3, fidelity_tokens=8)
     rows = {row.policy: row for row in result.rows}

@@ -340,3 +340,15 @@ def test_a25_alpha_planes_that_are_larger_than_the_picture(tmp_path: Path) -> No
             packet.set_sidedata(*plane.iter_sidedata())
             with pytest.raises(av.FFmpegError):
                 check(packet)
+
+
+def test_what_is_raised_between_packets_ends_the_reading(ten: Path) -> None:
+    left = [15]  # ten packets of the scan, then into the decoding
+
+    def stop() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read(ten, Sampling(frames=10), default_frames=8, on_packet=stop)

@@ -100,6 +100,7 @@ def run(
         fidelity_tokens=fidelity_tokens,
         rows=tuple(rows),
         versions=made_with(subject.model),
+        notices=subject.notices,
     )
 
 
@@ -112,6 +113,7 @@ class _Subject:
     sensitivity: Sequence[float] | None
     video: VideoResult | None
     described: ModelResult
+    notices: tuple[str, ...] = ()
 
 
 def _real(video: str | None, text: str, settings: Settings, listener: Listener) -> _Subject:
@@ -128,6 +130,7 @@ def _real(video: str | None, text: str, settings: Settings, listener: Listener) 
         pipeline.calibrated_sensitivity(loaded.profile, loaded.model, settings),
         describe.video(loaded.clip),
         describe.model(loaded.model, loaded.name, loaded.is_demo),
+        loaded.clip.notices,
     )
 
 
