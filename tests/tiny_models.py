@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WORDS = (
-    ["what", "happens", "is", "there", "a", "dog", "cat", "in", "the", "video", "when", "does", "it", "move", "left", "right", "up", "down", "how", "many", "?", ".", ",", "yes", "no"]
-)
+QUESTION_WORDS = "what happens is there a dog cat in the video when does it move left right up down how many"
+WORDS = [*QUESTION_WORDS.split(), "?", ".", ",", "yes", "no"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }} "
     "{% for part in message['content'] %}{% if part['type'] == 'video' %}<video>{% endif %}{% endfor %}"
@@ -49,7 +48,8 @@ def llava_onevision(folder: Path, *, layers: int = 3, heads: int = 4, kv_heads: 
     hidden = heads * head_dim
     config = LlavaOnevisionConfig(
         vision_config=SiglipVisionConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28,
+            patch_size=7,
         ),
         text_config=Qwen2Config(
             vocab_size=len(words), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,

@@ -1,4 +1,4 @@
-"""The wheel holds what the tree holds, and nothing that gets in transformers' way (a PyPI package is named `kernels`)."""
+"""The wheel holds what the tree holds, and nothing that gets in transformers' way (PyPI has a package `kernels`)."""
 
 from __future__ import annotations
 
