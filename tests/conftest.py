@@ -6,8 +6,26 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Without a GPU, Triton is loaded for its interpreter before any test module is.
+
+    Triton makes its own functions for the interpreter or for a GPU when it is imported, and much of PyTorch imports it:
+    in a run of all tests the kernel tests would come too late.
+    """
+    if find_spec("triton") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+        import triton  # noqa: F401
+
+        del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture(autouse=True)
