@@ -105,6 +105,14 @@ def test_float16_outliers_stay_finite(bits: int) -> None:
     assert restored[0, 0, 6, 2].item() == -65504.0
 
 
+def test_integer_zero_point_of_float16_outliers_stays_finite() -> None:
+    # Scale 33664: the multiple of it that is nearest to -60000 is -67328, which float16 does not have.
+    x = column([-60000.0, 40992.0, 10848.0, -3888.0], torch.float16)
+    stored = pack(x, IN_ORDER[:, :4], bits=2, window=4, zero_point="integer")
+    assert stored.minimum.item() == -65504.0
+    assert ((unpack(stored) - x).abs() <= 33664 / 2 + 67328 - 65504).all()
+
+
 def test_float32_range_that_overflows_stays_finite() -> None:
     stored = pack(column([3e38, -3e38, 0.0, 1.0]), IN_ORDER[:, :4], bits=2, window=4)
     assert stored.scale.item() == pytest.approx(2e38)
@@ -141,6 +149,7 @@ def test_kernel_equals_pytorch(
     # Strides of a [B, L, Hkv, D] projection, an outlier, a constant channel, an offset channel.
     x = (torch.randn(2, 333, 3, channels) * 5 + 3).to(dtype).transpose(1, 2)
     x[:, :, 5], x[..., 3], x[..., 7] = 6e4, 1.5, x[..., 7] + 600
+    x[:, :, 6, 9], x[:, :, 7, 9] = -6e4, 41e3
     index = torch.randint(0, 333, (2, windows * window))
     expected = pack_in_pytorch(x, index, bits=bits, window=window, zero_point=zero_point)
     stored = pack(x.to(device), index.to(device), bits=bits, window=window, zero_point=zero_point)

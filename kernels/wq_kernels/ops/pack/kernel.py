@@ -78,7 +78,8 @@ def pack_kernel(
     b_divisor = tl.where(b_step > 0, b_step, float("inf"))
     if INTEGER_ZERO:
         b_zero = -round_half_even(tl.div_rn(b_low, b_divisor))
-        b_minimum = tl.where(b_step > 0, -b_step * b_zero, b_low)
+        # The multiple of the scale that is nearest to the minimum may lie outside the dtype.
+        b_minimum = tl.clamp(tl.where(b_step > 0, -b_step * b_zero, b_low), -limit, limit)
     else:
         b_zero = b_low
         b_minimum = b_low

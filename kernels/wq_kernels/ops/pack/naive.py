@@ -56,7 +56,9 @@ def quantize(x: Tensor, bits: int, zero_point: str) -> tuple[Tensor, Tensor, Ten
     divisor = torch.where(step > 0, step, torch.inf)
     if zero_point == "integer":
         zero = -torch.round(low / divisor)
-        minimum = torch.where(step > 0, -step * zero, low).to(x.dtype)
+        # The multiple of the scale that is nearest to the minimum may lie outside the dtype.
+        limit = torch.finfo(x.dtype).max
+        minimum = torch.where(step > 0, -step * zero, low).clamp(-limit, limit).to(x.dtype)
         codes = torch.round(x / divisor.unsqueeze(3)) + zero.unsqueeze(3)
     else:
         minimum = low.to(x.dtype)
