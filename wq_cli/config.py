@@ -20,6 +20,14 @@ Sample = Literal["uniform", "fps", "scene", "keyframes"]
 # Bits that keys and values can be stored at; 16 is the model's own dtype.
 WIDTHS = (16, 8, 4, 2)
 
+# Seeds that both PyTorch and NumPy take.
+SEEDS = 2**64
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < SEEDS:
+        raise UsageError(f"`--seed {seed}` is not in 0 to 2**64 - 1")
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -123,6 +131,7 @@ class Quantization:
             raise UsageError(f"`--kv-memory {self.kv_memory_bytes}` is not positive")
         if self.kv_split is not None:
             self._check_split(self.kv_split)
+        _check_seed(self.seed)
 
     @staticmethod
     def _check_split(levels: tuple[tuple[int, int], ...]) -> None:
@@ -150,6 +159,7 @@ class Generation:
             raise UsageError(f"`--max-new-tokens {self.max_new_tokens}` is not positive")
         if not 0 <= self.temperature < float("inf"):
             raise UsageError(f"`--temperature {self.temperature}` is negative")
+        _check_seed(self.seed)
 
 
 @dataclass(frozen=True)

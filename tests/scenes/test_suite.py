@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from wq_cli.errors import UsageError
 from wq_cli.scenes.questions import FAMILIES
-from wq_cli.scenes.suite import QUESTIONS_PER_CLIP, heldout, specifications
+from wq_cli.scenes.suite import QUESTIONS_PER_CLIP, SEEDS, heldout, specifications
 from wq_cli.scenes.world import HELD_OUT_SEEDS
 
 
@@ -24,6 +25,13 @@ def test_counts_are_exact_and_families_equal(count: int) -> None:
         asked.update(question.family for question in questions)
     assert asked.total() == count
     assert max(asked.values()) <= -(-count // len(FAMILIES))
+
+
+@pytest.mark.parametrize("seed", [-1, SEEDS])
+def test_seeds_without_clips_of_their_own(seed: int) -> None:
+    next(specifications(1, SEEDS - 1))
+    with pytest.raises(UsageError, match="--seed"):
+        next(specifications(1, seed))
 
 
 def test_a_seed_decides_the_suite() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wq_cli.config import Quantization, Sampling
+from wq_cli.config import Generation, Quantization, Sampling
 from wq_cli.errors import UsageError
 
 
@@ -39,3 +39,11 @@ def test_kv_split_of_one_width_is_fine() -> None:
 def test_sampling(settings: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Sampling(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [Quantization, Generation])
+def test_seeds_that_no_generator_takes(settings: type) -> None:
+    settings(seed=2**64 - 1)
+    for seed in (-1, 2**64):
+        with pytest.raises(UsageError, match="--seed"):
+            settings(seed=seed)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wq_cli.errors import UsageError
 from wq_cli.scenes.questions import FAMILIES, Question, questions
 from wq_cli.scenes.world import HELD_OUT_SEEDS, World, frame_times, generate, sample
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 MADE_FOR_FRAMES = 16
 QUESTIONS_PER_CLIP = 6
+# Far more than any suite asks about, so that no two seeds share a clip.
+CLIPS_PER_SEED = 2**32
+SEEDS = len(HELD_OUT_SEEDS) // CLIPS_PER_SEED
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,15 @@ def specifications(count: int, seed: int = 0) -> Iterator[tuple[World, list[Ques
     """Worlds with up to six questions each, `count` questions in all, equally many of every family (up to rounding).
 
     The same questions fit any number of frames from `MADE_FOR_FRAMES` on.
+
+    Raises:
+        UsageError: No such seed.
     """
     asked: Counter[str] = Counter(dict.fromkeys(FAMILIES, 0))
     quota = math.ceil(count / len(FAMILIES))
-    index = seed << 32
+    if not 0 <= seed < SEEDS:
+        raise UsageError(f"`--seed {seed}` is not in 0 to {SEEDS - 1}")
+    index = seed * CLIPS_PER_SEED
     while count > 0:
         world = generate(HELD_OUT_SEEDS[index], frames=MADE_FOR_FRAMES)
         offered = questions(world, HELD_OUT_SEEDS[index], 40)
