@@ -100,8 +100,9 @@ def thresholds(sensitivity: float, alpha: float) -> tuple[float, float]:
 
     Invariant: T_low <= s <= T_high for alpha > 0, with equality at s = 0 and s = 1.
     """
-    low = np.expm1(alpha * sensitivity) / np.expm1(alpha)
     high = np.expm1(-alpha * sensitivity) / np.expm1(-alpha)
+    # f1(s) = e^(a (s - 1)) f2(s); as it is printed, eq 10 overflows for a large alpha.
+    low = np.exp(alpha * (sensitivity - 1)) * high
     return float(low), float(high)
 
 

@@ -127,6 +127,60 @@ def test_budget_cuts_the_ranking() -> None:
     assert (np.diff(made) >= 0).all() and len(set(made.tolist())) > 1
 
 
+def plan_at(g: float, relevance: list[list[float]], sensitivity: list[float], alpha: float) -> np.ndarray:
+    """The plan of the thresholds with every s_i replaced by s_i ** g, [layers, W]."""
+    return np.stack([plan("windowquant", relevance, s**g, alpha=alpha).key_bits for s in sensitivity])
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.35, 2.0, 20.0])
+@pytest.mark.parametrize("bits", [5.0, 7.5, 11.0, 14.0])
+def test_budget_is_the_plan_of_some_power_of_the_sensitivities(alpha: float, bits: float) -> None:
+    """g found by bisection over the cost of its plan; between it and the next crossing the budget may stop anywhere."""
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        sensitivity = rng.uniform(0.02, 0.99, 3).tolist()
+        rows = [[np.nan, *rng.uniform(0.01, 0.99, 20)]]
+        policy = policies.create(Quantization(bits=bits, alpha=alpha))
+        limit = budget(bits, 3, 21, 5)
+        policy.fit_budget(np.array(rows), sensitivity, limit)
+        made = np.stack([policy.plan_layer(layer, np.array(rows), None).key_bits for layer in range(3)])
+        below, above = 0.0, 200.0
+        for _ in range(100):
+            g = (below + above) / 2
+            widths = plan_at(g, rows, sensitivity, alpha)
+            cost = 3 * limit.tail_bits + sum(limit.window_bits(int(w), int(w)) for w in widths.flat)
+            below, above = (g, above) if cost <= limit.total_bits else (below, g)
+        assert (made >= plan_at(below, rows, sensitivity, alpha)).all()
+        assert (made <= plan_at(above + 1e-9, rows, sensitivity, alpha)).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("alpha", [*np.linspace(0.05, 5, 100), 40.0, 1000.0])
+def test_budget_never_puts_a_higher_score_below_a_lower_one(alpha: float) -> None:
+    """The best window, where both thresholds meet, and negative raw scores, which no threshold reaches, included."""
+    for scores in (np.linspace(0, 1, 12), np.linspace(-0.3, 0.3, 12)):
+        rows = np.array([[np.nan, *scores]])
+        for bits in (6.0, 9.0, 13.0):
+            policy = policies.create(Quantization(bits=bits, alpha=float(alpha), score_norm="raw"))
+            policy.fit_budget(rows, [0.3, 0.97], budget(bits, 2, 13, 3))
+            for layer in range(2):
+                assert (np.diff(policy.plan_layer(layer, rows, None).key_bits[1:]) >= 0).all()
+
+
+def test_budget_keeps_the_ranking_of_a_batch_when_one_request_has_none() -> None:
+    policy = policies.create(Quantization(bits=8.0))
+    rows = np.array([[np.nan] * 13, [np.nan, *np.linspace(0, 1, 12)]])
+    policy.fit_budget(rows, None, budget(8.0, 2, 13, 0))
+    made = policy.plan_layer(0, rows, None).key_bits[1:]
+    assert (np.diff(made) >= 0).all() and len(set(made.tolist())) > 1
+
+
+def test_budget_beside_others_is_for_policies_that_rank() -> None:
+    for name in policies.names():
+        beside = policies.beside_others(Quantization(bits=4.0), name)
+        assert (beside.policy, beside.bits) == (name, 4.0 if name in ("windowquant", "random") else None)
+
+
 def test_budget_too_small_says_what_is_needed() -> None:
     policy = policies.create(Quantization(bits=2.0))
     with pytest.raises(WqError, match=r"`2\.00` bits .* at least `3\.\d\d`"):

@@ -78,6 +78,13 @@ def test_thresholds_at_alpha_2(s: float, low: float, high: float) -> None:
     assert windows.thresholds(s, 2.0) == pytest.approx((low, high), abs=6e-4)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("s", [0.0, 0.5, 0.999, 1.0])
+def test_thresholds_of_a_huge_alpha_leave_the_middle_to_all(s: float) -> None:
+    low, high = windows.thresholds(s, 1e4)
+    assert (low, high) == pytest.approx((math.exp(1e4 * (s - 1)) if s else 0, 1 if s else 0))
+
+
 @given(st.floats(0, 1), st.floats(0.01, 20))
 def test_threshold_identities(s: float, alpha: float) -> None:
     low, high = windows.thresholds(s, alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,12 @@ _REGISTRY = {
 def names() -> list[str]:
     """Names that `--policy` accepts, the default first."""
     return list(_REGISTRY)
+
+
+def beside_others(settings: Quantization, name: str) -> Quantization:
+    """Settings of one policy of a comparison: a budget is for those that have something to choose."""
+    chosen = replace(settings, policy=name)
+    return chosen if create(chosen).needs_scores else replace(chosen, bits=None, kv_memory_bytes=None)
 
 
 def create(settings: Quantization) -> Policy:

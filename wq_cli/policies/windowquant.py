@@ -60,18 +60,20 @@ class WindowQuant(Policy):
 
         Every s_i is replaced by s_i ** g. From g = 0 (all windows at the lowest level) upwards the thresholds fall and
         each (layer, window) crosses T_low, then T_high, at a g that the inverses of eqs 10 and 11 give. The crossings
-        are taken in that order until the next one would not fit. Without s_i all layers count the same.
+        are taken in that order until the next one would not fit; at one g, and where no g is enough (scores of 0 and
+        below), the higher score comes first. Without s_i all layers count the same.
         """
         layers, count = budget.layers, relevance.shape[1]
-        score = np.nan_to_num(relevance.mean(axis=0), nan=0.5)
+        score = np.nan_to_num(relevance, nan=0.5).mean(axis=0)
         exponent = -np.log(np.clip(0.5 if sensitivity is None else np.array(sensitivity), 1e-6, 1 - 1e-6))
         exponent = np.broadcast_to(exponent, layers)[:, None]
-        alpha = self.settings.alpha
+        r, alphas = score.clip(0, 1), np.array([[self.settings.alpha], [-self.settings.alpha]])
         with np.errstate(divide="ignore"):
-            crossings = [
-                -np.log(np.log1p(score * np.expm1(alpha)) / alpha) / exponent,
-                -np.log(-np.log1p(score * np.expm1(-alpha)) / alpha) / exponent,
-            ]
+            # log(1 + r (e^a - 1)) / a for a and -a: exact at r = 0 and r = 1, and no alpha overflows.
+            s = np.logaddexp(np.log1p(-r), np.log(r) + alphas) / alphas
+            reached = -np.log(s.clip(0, 1))
+        # The two are near each other at r = 1: rounding must not put T_high before T_low.
+        crossings = np.maximum.accumulate(reached)[:, None] / exponent
         costs = [budget.window_bits(*pair) for pair in self.widths]
         fixed = 1 if self.settings.fixed_first_window and count else 0
         left = budget.total_bits - layers * (budget.tail_bits + fixed * budget.full_window_bits)
@@ -80,12 +82,12 @@ class WindowQuant(Policy):
             raise budget.too_small(budget.total_bits - left)
         levels = np.zeros((layers, count), dtype=np.int64)
         steps = sorted(
-            (float(crossings[step][layer, index]), step, layer, index)
+            (float(crossings[step, layer, index]), step, -float(score[index]), layer, index)
             for step in range(2)
             for layer in range(layers)
             for index in range(fixed, count)
         )
-        for _, step, layer, index in steps:
+        for _, step, _, layer, index in steps:
             extra = costs[step + 1] - costs[step]
             if extra > left:
                 break
