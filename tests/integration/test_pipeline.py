@@ -141,6 +141,15 @@ def test_memory_budget_bounds_the_cache(files: dict[str, str], settings: Setting
     assert least.memory.kv_bytes < result.memory.kv_bytes <= budget
 
 
+def test_bench_with_a_budget_leaves_uniform_policies_alone(files: dict[str, str], settings: Settings) -> None:
+    bounded = replace(settings, quantization=Quantization(window=8, bits=14.0))
+    result = bench.run(
+        files["mp4"], "a dog", bounded, Recorder(), policies=["windowquant", "rtn4"], decode_tokens=1, fidelity_tokens=0
+    )
+    ranked, uniform = result.rows
+    assert 13 < ranked.effective_bits <= 14 and uniform.effective_bits != ranked.effective_bits
+
+
 def test_budget_that_cannot_be_kept(files: dict[str, str], settings: Settings) -> None:
     with pytest.raises(WqError, match="needs at least"):
         pipeline.ask(files["mp4"], "a dog", replace(settings, quantization=Quantization(bits=1.0)), Recorder())

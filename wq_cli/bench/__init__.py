@@ -64,7 +64,7 @@ def run(
     Raises:
         WqError: Anything the user can fix.
     """
-    from wq_cli.policies import names
+    from wq_cli.policies import beside_others, names
 
     for name in policies:
         if name not in names():
@@ -76,12 +76,12 @@ def run(
         rows = []
         for name in dict.fromkeys((FULL, *policies)):
             listener.stage(name)
-            policy = replace(settings, quantization=replace(settings.quantization, policy=name))
             generation = Generation(max_new_tokens=decode_tokens + 1)
+            quantization = beside_others(settings.quantization, name)
             made = measure(
                 subject.model,
                 prompts,
-                replace(policy, generation=generation),
+                replace(settings, quantization=quantization, generation=generation),
                 fidelity_tokens,
                 reference,
                 subject.sensitivity,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from wq_cli import engine
+from wq_cli import engine, policies
 from wq_cli.bench.measure import fidelity
 from wq_cli.results import EvalRow
 
@@ -155,7 +155,7 @@ class Evaluation:
 
     def _asked(self, prompt: Prompt, name: str) -> engine.Prefilled:
         """Video prefilled and sealed, question read through the packed cache."""
-        settings = replace(self.quantization, policy=name)
+        settings = policies.beside_others(self.quantization, name)
         request = engine.prepare(
             self.model,
             [prompt],
@@ -186,8 +186,9 @@ class Evaluation:
         return torch.cat(logits, dim=1).log_softmax(dim=-1)
 
     def _likelihood(self, state: engine.Prefilled, option: str) -> float:
-        """Log-probability of an option followed by the end of the answer."""
+        """Log-probability of an option followed by an end of the answer, whichever of them."""
         ids = list(self.model.processor.tokenizer(option, add_special_tokens=False)["input_ids"])
-        ids += sorted(self.model.eos_ids)[:1]
-        log_probs = self._forced(state, ids)[0]
-        return float(log_probs.gather(1, torch.tensor(ids, device=log_probs.device)[:, None]).sum())
+        ends = sorted(self.model.eos_ids)
+        log_probs = self._forced(state, ids + ends[:1])[0]
+        words = log_probs[: len(ids)].gather(1, torch.tensor(ids, device=log_probs.device)[:, None])
+        return float(words.sum() + log_probs[len(ids) :, ends].logsumexp(dim=-1).sum())
