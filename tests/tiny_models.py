@@ -60,9 +60,11 @@ def llava_onevision(folder: Path, *, layers: int = 3, heads: int = 4, kv_heads: 
         vision_feature_layer=-1, vision_feature_select_strategy="full", image_grid_pinpoints=[[28, 28]],
     )  # fmt: skip
     model = LlavaOnevisionForConditionalGeneration(config)
-    for parameter in model.parameters():
-        # Larger than the usual start, so that attention is peaked and logits are apart.
-        parameter.data.normal_(std=0.3)
+    for name, parameter in model.named_parameters():
+        # Larger than the usual start, so that attention is peaked and logits are apart. Norms stay what they are:
+        # random ones leave so little of the stream that the model says one word for ever.
+        if "norm" not in name:
+            parameter.data.normal_(std=0.5)
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = words.pad_token_id
     size = {"height": 28, "width": 28}

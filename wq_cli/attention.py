@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from wq_cli.errors import ModelError
 from wq_kernels import attend
 
 if TYPE_CHECKING:
@@ -43,11 +44,23 @@ def windowed_attention(
 
     Returns:
         [B, Q, Hq, D] and no weights. Padding is known to the cache, so `attention_mask` matters in the prefill only.
+
+    Raises:
+        ValueError: The mask hides padding that the cache was not told of.
+        ModelError: This layer sees fewer tokens than the cache holds.
     """
     layer: WindowCacheLayer | None = getattr(key, "wq_layer", None)
     if layer is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
+    sliding_window = kwargs.get("sliding_window")
+    if sliding_window is not None and layer.length > sliding_window:
+        raise ModelError(
+            f"a layer that sees the last {sliding_window} tokens only cannot run over windows that were reordered",
+            "take a model without sliding windows",
+        )
+    if layer.raw_mask is None and attention_mask is not None and not attention_mask[:, :, -1].all():
+        raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
     raw_key, raw_value = layer.run
     output = attend(
         query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in

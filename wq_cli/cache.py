@@ -118,6 +118,33 @@ def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, 
     return segments, np.flatnonzero(full)
 
 
+@dataclass
+class Storage:
+    """What all layers of a cache share.
+
+    Layers hold this and not their cache: references in a circle would keep the memory of a cache that is out of use
+    until Python looks for circles.
+
+    Attributes:
+        config: The language model's config.
+        prompts: Where the visual tokens of the prompts are.
+        visual: The same for every row of the batch, which a beam search makes longer.
+        codec, room, reorder, dtype: See `WindowCache`.
+    """
+
+    config: Any
+    prompts: VisualTokens
+    visual: VisualTokens
+    codec: ChannelInWindow
+    room: int
+    reorder: bool
+    dtype: torch.dtype | None
+
+    @property
+    def uses_our_attention(self) -> bool:
+        return bool(self.config._attn_implementation == ATTENTION)
+
+
 class WindowCacheLayer(CacheLayerMixin):
     """One layer: open during the prefill, then sealed.
 
@@ -131,9 +158,9 @@ class WindowCacheLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, owner: WindowCache) -> None:
+    def __init__(self, storage: Storage) -> None:
         super().__init__()
-        self.owner = owner
+        self.storage = storage
         self.reset()
 
     def reset(self) -> None:
@@ -174,7 +201,7 @@ class WindowCacheLayer(CacheLayerMixin):
             self.values = value_states if self.values is None else torch.cat([self.values, value_states], dim=-2)
             return self.keys, self.values
         self._append(key_states, value_states)
-        if self.owner.uses_our_attention:
+        if self.storage.uses_our_attention:
             return attach_layer(key_states, self), value_states
         return self.dequantized(key_states.dtype)
 
@@ -184,16 +211,16 @@ class WindowCacheLayer(CacheLayerMixin):
         Raises:
             ValueError: The layer is not the one the plan and the visual tokens were made for.
         """
-        visual, codec = self.owner.visual, self.owner.codec
+        visual, codec = self.storage.visual, self.storage.codec
         if self.keys is None or self.values is None or self.sealed:
             raise ValueError("only a layer that was filled and is not sealed yet can be sealed")
         if plan.windows != visual.windows:
             raise ValueError(f"a plan for {plan.windows} windows does not fit {visual.windows} windows")
-        if self.keys.shape[-2] != visual.length:
-            raise ValueError(f"the prefill held {self.keys.shape[-2]} tokens, the visual mask {visual.length}")
-        keys, values = (x.to(self.owner.dtype or x.dtype) for x in (self.keys, self.values))
+        if self.length < visual.length:
+            raise ValueError(f"the prefill held {self.length} tokens, the visual mask {visual.length}")
+        keys, values = (x.to(self.storage.dtype or x.dtype) for x in (self.keys, self.values))
         self.keys = self.values = None
-        order, raw_windows = storage_order(plan, self.owner.reorder)
+        order, raw_windows = storage_order(plan, self.storage.reorder)
         for key_bits, value_bits, chosen in order:
             index = visual.of_windows(chosen)
             self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
@@ -202,9 +229,11 @@ class WindowCacheLayer(CacheLayerMixin):
         self.raw_value = self._gather(values, index)
         if visual.padding is not None:
             seen = visual.padding.gather(1, index)
-            self.raw_mask = torch.nn.functional.pad(seen, (0, self.owner.room), value=True)
+            self.raw_mask = torch.nn.functional.pad(seen, (0, self.storage.room), value=True)
         self.raw_length = index.shape[1]
         self.plan = plan
+        # Assisted decoding runs its first candidates along with the prompt.
+        self._append(keys[:, :, visual.length :], values[:, :, visual.length :])
 
     @property
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,13 +243,13 @@ class WindowCacheLayer(CacheLayerMixin):
 
     def _run_index(self, raw_windows: np.ndarray) -> torch.Tensor:
         """Prompt positions of the run in storage order, [B, T]."""
-        visual = self.owner.visual
+        visual = self.storage.visual
         return torch.cat([visual.text, visual.of_windows(raw_windows), visual.tail], dim=1)
 
     def _gather(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """The run of one side with room to grow, [B, Hkv, T + room, D]."""
         batch, heads, _, dim = x.shape
-        run = x.new_zeros(batch, heads, index.shape[1] + self.owner.room, dim)
+        run = x.new_zeros(batch, heads, index.shape[1] + self.storage.room, dim)
         run[:, :, : index.shape[1]] = x.gather(2, index[:, None, :, None].expand(-1, heads, -1, dim))
         return run
 
@@ -245,8 +274,8 @@ class WindowCacheLayer(CacheLayerMixin):
         """
         assert self.plan is not None
         raw_key, raw_value = self.run
-        order, raw_windows = storage_order(self.plan, self.owner.reorder)
-        index = [self.owner.visual.of_windows(chosen) for _, _, chosen in order] + [self._run_index(raw_windows)]
+        order, raw_windows = storage_order(self.plan, self.storage.reorder)
+        index = [self.storage.visual.of_windows(chosen) for _, _, chosen in order] + [self._run_index(raw_windows)]
         prompt = torch.cat(index, dim=1)
         new = torch.arange(prompt.shape[1], self.length, device=prompt.device).expand(prompt.shape[0], -1)
         back = torch.cat([prompt, new], dim=1).argsort(dim=1)[:, None, :, None]
@@ -286,13 +315,16 @@ class WindowCacheLayer(CacheLayerMixin):
         """Forget the newest tokens, as transformers counts them: -3 forgets three.
 
         Raises:
-            ValueError: They are not all newer than the seal.
+            ValueError: They are not all newer than the prompt.
         """
         count = -tokens_to_remove
-        if not self.sealed or not 0 <= count <= self.length - self.owner.visual.length:
-            raise ValueError(f"`crop({tokens_to_remove})` reaches into the sealed prompt")
-        self.raw_length -= count
+        if not 0 <= count <= max(0, self.length - self.storage.visual.length):
+            raise ValueError(f"`crop({tokens_to_remove})` reaches into the prompt")
         self.length -= count
+        if self.sealed:
+            self.raw_length -= count
+        elif self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Follow a beam search: every row of the batch may change places."""
@@ -341,24 +373,20 @@ class WindowCache(Cache):
         reorder: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.config = config
-        self.visual = visual
-        self.codec = codec
         self.planner = planner
-        self.room = room
-        self.reorder = reorder
-        self.dtype = dtype
-        super().__init__(layers=[WindowCacheLayer(self) for _ in range(config.num_hidden_layers)])
+        self.storage = Storage(config, visual, visual, codec, room, reorder, dtype)
+        super().__init__(layers=[WindowCacheLayer(self.storage) for _ in range(config.num_hidden_layers)])
 
     @property
-    def uses_our_attention(self) -> bool:
-        return bool(self.config._attn_implementation == ATTENTION)
+    def visual(self) -> VisualTokens:
+        """Where the visual tokens of every row of the batch are."""
+        return self.storage.visual
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if key_states.shape[0] != self.visual.positions.shape[0]:
-            self.visual = self.visual.repeated(key_states.shape[0])
+            self.storage.visual = self.storage.prompts.repeated(key_states.shape[0])
         # The layer before has done its attention, so its full-precision copy can go.
         before = self.layers[layer_idx - 1]
         if self.planner is not None and before.is_initialized and not before.sealed:

@@ -9,7 +9,7 @@ import inspect
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,6 +108,7 @@ class Batch:
         padding: True for real tokens, [B, L]; None when all rows are equally long.
         visual: Where the visual tokens are.
         questions: Embeddings that windows are scored against, per row [N, D].
+        left_out: Prompt tokens that the cache is still to hold, of the longest row.
     """
 
     embeds: torch.Tensor
@@ -115,6 +116,7 @@ class Batch:
     padding: torch.Tensor | None
     visual: VisualTokens
     questions: list[torch.Tensor]
+    left_out: int = 0
 
     @classmethod
     def of(cls, prompts: list[Prompt], window: int, *, until_visual_end: bool = False) -> Batch:
@@ -138,19 +140,24 @@ class Batch:
         padding = None if min(ends) == length else real
         positions = (real.cumsum(dim=1) - 1).clamp(min=0)
         tokens = VisualTokens.from_mask(visual, window, padding)
-        return cls(embeds, positions, padding, tokens, [p.question for p in prompts])
+        left_out = max(len(p.embeds) - end for p, end in zip(prompts, ends, strict=True))
+        return cls(embeds, positions, padding, tokens, [p.question for p in prompts], left_out)
 
 
 @contextmanager
 def windowed_attention(model: VideoModel) -> Iterator[None]:
-    """The decoder runs our attention inside this context, its own again after it, whatever happens."""
+    """The decoder runs our attention inside this context, its own again after it, whatever happens.
+
+    One thread at a time: attention and hooks belong to the model, not to a run.
+    """
     config = model.text_config
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    with model.lock:
+        before = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
 
 def search(model: VideoModel, batch: Batch, settings: Quantization, policy: Policy) -> Search:
@@ -173,13 +180,17 @@ def search(model: VideoModel, batch: Batch, settings: Quantization, policy: Poli
 
 
 def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int) -> WindowCache:
-    """An empty cache for a batch, with room for `room` more tokens."""
+    """An empty cache for a batch, with room for the rest of its prompts and `room` more tokens."""
     dtype = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
+    room += batch.left_out
+    # A budget in bytes holds to the end of the answer, so that its room is taken at once; else it comes as it is used.
+    if settings.kv_memory_bytes is None:
+        room = min(room, GROWTH_TOKENS)
     return WindowCache(
         model.text_config,
         batch.visual,
         ChannelInWindow(settings.window, settings.zero_point),
-        room=min(room, GROWTH_TOKENS),
+        room=room,
         reorder=settings.reorder,
         dtype=dtype,
     )
@@ -219,7 +230,7 @@ def prepare(
         model: The adapter.
         prompts: One per row.
         settings: Policy, windows, budget.
-        room: Tokens that will follow.
+        room: Tokens that will follow the prompts.
         sensitivity: See `Request`.
         until_visual_end: Leave out what comes after the last visual token, to be asked through the cache.
 
@@ -233,9 +244,11 @@ def prepare(
     cache = new_cache(model, batch, settings, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
-        full_bits = 8 * (cache.dtype or model.dtype).itemsize
-        budget = budget_for(batch.visual, cache.codec, len(cache.layers), full_bits, bits)
+        started = time.perf_counter()
+        full_bits = 8 * (cache.storage.dtype or model.dtype).itemsize
+        budget = budget_for(batch.visual, cache.storage.codec, len(cache.layers), full_bits, bits)
         policy.fit_budget(found.relevance, sensitivity, budget)
+        found = replace(found, ms=found.ms + (time.perf_counter() - started) * 1e3)
     return Request(batch, policy, found, cache, sensitivity)
 
 
@@ -243,10 +256,13 @@ def _budget_bits(model: VideoModel, cache: WindowCache, settings: Quantization) 
     """`--bits`, or what `--kv-memory` leaves per visual element; None without a budget."""
     if settings.kv_memory_bytes is None:
         return settings.bits
-    rows, count = cache.visual.positions.shape
+    visual, room, layers = cache.visual, cache.storage.room, len(cache.layers)
+    rows, count = visual.positions.shape
     heads, dim = kv_shape(model.text_config)
-    per_token = 2 * len(cache.layers) * rows * heads * dim
-    others = (cache.visual.text.shape[1] + cache.room) * per_token * (cache.dtype or model.dtype).itemsize
+    per_token = 2 * layers * rows * heads * dim
+    others = (visual.text.shape[1] + room) * per_token * (cache.storage.dtype or model.dtype).itemsize
+    if visual.padding is not None:  # the mask of the run, at its longest
+        others += layers * rows * (visual.length + room)
     return 8 * (settings.kv_memory_bytes - others) / (per_token * max(count, 1))
 
 
@@ -419,7 +435,9 @@ def decode(
 def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
     if temperature == 0:
         return logits.argmax(dim=-1)
-    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]
+    # From the likeliest downwards, so that a tiny temperature makes no two infinities.
+    below = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
+    return torch.multinomial(below.softmax(dim=-1), 1, generator=generator)[:, 0]
 
 
 def reset_peak(device: torch.device) -> None:

@@ -198,7 +198,9 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         listener.stage("score")
         prompt = model.prompt(text, loaded.visual, quantization.score_text == "prompt")
         _check_context(loaded, len(prompt.embeds), 0)
-        request = engine.prepare(model, [prompt], quantization, room=0, sensitivity=calibrated)
+        request = engine.prepare(
+            model, [prompt], quantization, room=settings.generation.max_new_tokens, sensitivity=calibrated
+        )
         policy, count = request.policy, len(request.cache.layers)
         if sensitivity is None and policy.needs_sensitivity:
             listener.stage("prefill", count)

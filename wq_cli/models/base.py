@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+from wq_cli.errors import WqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +61,7 @@ class VideoModel(ABC):
         model_type: The `model_type` of its config, the key of the registry.
         model: The transformers model, in eval mode.
         processor: Its processor.
+        lock: Held by the thread that runs the decoder.
     """
 
     model_type: ClassVar[str]
@@ -65,6 +69,7 @@ class VideoModel(ABC):
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
         self.processor = processor
+        self.lock = RLock()
 
     @property
     def device(self) -> torch.device:
@@ -138,9 +143,15 @@ class VideoModel(ABC):
             question: What the user asks.
             visual: The clip.
             score_whole_prompt: Score windows against all text of the prompt, the template's too.
+
+        Raises:
+            WqError: The question holds the placeholder itself.
         """
         ids = self.prompt_ids(question, visual).to(self.device)
         mask = ids == self.video_token_id
+        if int(mask.sum()) != len(visual.embeds):
+            placeholder = self.processor.tokenizer.decode([self.video_token_id])
+            raise WqError(f"the question holds `{placeholder}`, which stands for the video", "say it in other words")
         embeds = self.embed(ids)
         embeds[mask] = visual.embeds.to(embeds.dtype)
         if score_whole_prompt:
