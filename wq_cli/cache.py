@@ -205,6 +205,7 @@ class WindowCacheLayer(CacheLayerMixin):
             return attach_layer(key_states, self), value_states
         return self.dequantized(key_states.dtype)
 
+    @torch.no_grad()
     def seal(self, plan: LayerPlan) -> None:
         """Reorder, quantize, pack and drop the full-precision copy.
 
@@ -253,6 +254,7 @@ class WindowCacheLayer(CacheLayerMixin):
         run[:, :, : index.shape[1]] = x.gather(2, index[:, None, :, None].expand(-1, heads, -1, dim))
         return run
 
+    @torch.no_grad()
     def _append(self, key: torch.Tensor, value: torch.Tensor) -> None:
         raw_key, raw_value = self.run
         end = self.raw_length + key.shape[-2]

@@ -167,6 +167,28 @@ def test_reset_after_a_beam_search(model: VideoModel, frames: np.ndarray) -> Non
     assert generated(model, inputs, cache) == greedy
 
 
+@pytest.mark.parametrize("ours", [False, True])
+def test_plain_forwards_with_gradients_on(model: VideoModel, frames: np.ndarray, ours: bool) -> None:
+    """What is stored is cut off from the graph, which would grow with every token."""
+    inputs = inputs_of(model, frames, QUESTIONS[0])
+
+    def logits() -> torch.Tensor:
+        cache = library_cache(model, inputs, 4)
+        model.model(**inputs, past_key_values=cache)
+        for token in (7, 8):
+            output = model.model(input_ids=torch.tensor([[token]]), past_key_values=cache)
+        assert not any(x.requires_grad for layer in cache.layers for x in layer.run)
+        return output.logits
+
+    with torch.no_grad():
+        expected = logits()
+    if not ours:
+        assert torch.allclose(logits(), expected, atol=1e-4)
+        return
+    with engine.windowed_attention(model):
+        assert torch.allclose(logits(), expected, atol=1e-4)
+
+
 def test_padding_that_the_cache_does_not_know_is_refused(model: VideoModel, frames: np.ndarray) -> None:
     inputs = inputs_of(model, frames, *QUESTIONS)
     with engine.windowed_attention(model), pytest.raises(ValueError, match="`padding`"):
