@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -276,6 +277,8 @@ def load_model(profile: Profile, settings: Settings) -> VideoModel:
         wq_kernels.choose_backend(device, model.dtype)
     except RuntimeError as error:
         raise DeviceError(str(error), "leave `--backend` away to fall back to PyTorch") from error
+    gc.freeze()  # what the imports left is no garbage
+    gc.enable()
     return model
 
 
