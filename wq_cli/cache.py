@@ -238,9 +238,10 @@ class WindowCacheLayer(CacheLayerMixin):
 
     @property
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the full-precision run of a sealed layer, [B, Hkv, capacity, D] each."""
-        assert self.raw_key is not None and self.raw_value is not None
-        return self.raw_key, self.raw_value
+        """Keys and values at full precision, [B, Hkv, capacity, D] each: all of them while the layer is open."""
+        key, value = (self.raw_key, self.raw_value) if self.sealed else (self.keys, self.values)
+        assert key is not None and value is not None
+        return key, value
 
     def _run_index(self, raw_windows: np.ndarray) -> torch.Tensor:
         """Prompt positions of the run in storage order, [B, T]."""

@@ -141,6 +141,21 @@ def test_crop_stops_at_the_prompt(model: VideoModel, frames: np.ndarray) -> None
             cache.crop(count)
 
 
+def test_bytes_while_the_last_layer_is_open(model: VideoModel, frames: np.ndarray) -> None:
+    """One new token: nothing has come after the last layer, so that it still is at full precision."""
+    inputs = inputs_of(model, frames, QUESTIONS[0])
+    cache = library_cache(model, inputs, 2)
+    generated(model, inputs, cache, 1)
+    sealed = [layer.sealed for layer in cache.layers]
+    assert sealed == [True, True, False]
+    first, last = cache.layers[0], cache.layers[-1]
+    assert last.nbytes == 2 * last.keys.numel() * last.keys.itemsize
+    assert cache.nbytes == 2 * first.nbytes + last.nbytes < cache.full_nbytes
+    whole = library_cache(model, inputs, 2)
+    generated(model, inputs, whole, 2, eos_token_id=None)
+    assert cache.visual_bits == pytest.approx((2 * whole.visual_bits + 32) / 3)
+
+
 def test_a_second_turn_on_the_same_cache(model: VideoModel, frames: np.ndarray) -> None:
     inputs = inputs_of(model, frames, QUESTIONS[0])
 
