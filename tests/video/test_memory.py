@@ -30,10 +30,13 @@ print(peak() - before)
 
 # Growth of resident memory over reads 101 to 300, in MiB.
 RESIDENT = """
-import resource, sys
+import ctypes, gc, resource, sys
 from wq_cli.config import Sampling
 from wq_cli.video import read
 def resident():
+    gc.collect()
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):  # else freed memory that the allocator keeps counts too
+        ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 for number in range(300):
