@@ -139,6 +139,8 @@ def bench_result(**changes: Any) -> BenchResult:
             bench_row("rtn4", 5.0, 320_000, 9.0, 0.0011, 1.0),
             bench_row("rtn2", 3.0, 190_000, 12.5, 0.053, 0.84),
         ),
+        settings={"window": 32},
         versions={"torch": "2.14.1", "transformers": "5.24.0"},
+        date="2026-11-29",
     )
     return replace(result, **changes)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from wq_cli.video import Clip
 
 DEMO_NOTICE = (
-    "this is the demo model: it knows nothing but the world of `wq scenes`, so its answer about this video means "
-    "little; `--profile llava-onevision-0.5b` takes a real model"
+    "this is the demo model: it knows nothing but the world of `wq scenes`, so what it makes of this video "
+    "means little; `--profile llava-onevision-0.5b` takes a real model"
 )
 
 
@@ -148,5 +148,7 @@ def notices(clip: Clip, is_demo: bool, rows: Sequence[WindowResult]) -> Iterator
     if is_demo and not video(clip).is_scene:
         yield DEMO_NOTICE
     yield from clip.notices
-    if any(row.role == "scored" and row.similarity is not None and row.relevance is None for row in rows):
-        yield "the windows score alike, so all of them get the middle width"
+    scored = [row for row in rows if row.role == "scored" and row.similarity is not None]
+    if any(row.relevance is None for row in scored):
+        why = "score alike" if len(scored) > 1 else "are too few to compare"
+        yield f"the windows {why}, so all of them get the middle width"

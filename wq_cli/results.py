@@ -212,7 +212,9 @@ class BenchResult:
     decode_tokens: int
     fidelity_tokens: int
     rows: tuple[BenchRow, ...]
+    settings: dict[str, Any]
     versions: dict[str, str]
+    date: str
     notices: tuple[str, ...] = ()
 
 
@@ -255,6 +257,7 @@ class EvalResult:
     answer_tokens: int
     rows: tuple[EvalRow, ...]
     versions: dict[str, str]
+    date: str
     notices: tuple[str, ...] = ()
 
 

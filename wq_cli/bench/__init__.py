@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_POLICIES = ("fp16", "windowquant", "random", "rtn8", "rtn4", "rtn2")
 FULL = "fp16"
 # Of the clip that is rendered when no video is given.
-SCENE_FPS, SCENE_SIZE = 10.0, 448
+SCENE_SEED, SCENE_FPS, SCENE_SIZE = 0, 10.0, 448
 
 
 def run(
@@ -99,7 +99,9 @@ def run(
         decode_tokens=decode_tokens,
         fidelity_tokens=fidelity_tokens,
         rows=tuple(rows),
+        settings=describe.policy(settings.quantization).settings,
         versions=made_with(subject.model),
+        date=date.today().isoformat(),
         notices=subject.notices,
     )
 
@@ -118,17 +120,18 @@ class _Subject:
 
 def _real(video: str | None, text: str, settings: Settings, listener: Listener) -> _Subject:
     with TemporaryDirectory(prefix="wq-bench-") as folder:
-        if video is None:
-            video = str(Path(folder) / "scene.mp4")
+        path = video
+        if path is None:
+            path = str(Path(folder) / "scene.mp4")
             listener.stage("render")
-            _render(Path(video), settings)
-        loaded = pipeline.open_video(video, settings, listener)
+            _render(Path(path), settings)
+        loaded = pipeline.open_video(path, settings, listener)
     prompt = loaded.model.prompt(text, loaded.visual, settings.quantization.score_text == "prompt")
     return _Subject(
         loaded.model,
         prompt,
         pipeline.calibrated_sensitivity(loaded.profile, loaded.model, settings),
-        describe.video(loaded.clip),
+        replace(describe.video(loaded.clip), path=video or f"rendered scene, seed {SCENE_SEED}"),
         describe.model(loaded.model, loaded.name, loaded.is_demo),
         loaded.clip.notices,
     )
@@ -140,7 +143,7 @@ def _render(path: Path, settings: Settings) -> None:
     from wq_cli.scenes.make import make
 
     frames = settings.sampling.frames or profile.load(settings.runtime.profile).frames
-    make(path, seed=0, seconds=max(8.0, frames / SCENE_FPS), fps=SCENE_FPS, size=SCENE_SIZE)
+    make(path, seed=SCENE_SEED, seconds=max(8.0, frames / SCENE_FPS), fps=SCENE_FPS, size=SCENE_SIZE)
 
 
 def _random(settings: Settings, listener: Listener) -> _Subject:
@@ -208,16 +211,17 @@ def evaluate(
         answer_tokens=settings.generation.max_new_tokens,
         rows=run.rows(policies),
         versions=made_with(model),
+        date=date.today().isoformat(),
     )
 
 
 def made_with(model: VideoModel) -> dict[str, str]:
-    """Versions, card and day behind the figures."""
+    """Versions and card behind the figures."""
     import torch
 
     from wq_cli import __version__
 
-    parts = {"wq": __version__, "python": platform.python_version(), "date": date.today().isoformat()}
+    parts = {"wq": __version__, "python": platform.python_version()}
     parts |= {name: version(name) for name in ("torch", "transformers")}
     if model.device.type == "cuda":
         parts["card"] = torch.cuda.get_device_name(model.device)

@@ -20,7 +20,7 @@ from wq_cli.results import AskResult
 EXAMPLES = """\
 [bold]Examples[/]
 $ wq ask clip.mp4 "what happens?"
-$ wq ask clip.mp4 "what comes after the dog?" --frames 64 --bits 3.2
+$ wq ask clip.mp4 "what comes after the dog?" --frames 64 --bits 4
 $ wq ask talk.webm "who speaks first?" --start 1:30 --end 5:00
 $ echo "is there a cat?" | wq ask clip.mp4 - --json --output answer.json"""
 

@@ -54,7 +54,10 @@ def complete_policy(incomplete: str) -> list[str]:
     return [name for name in policies.names() if name.startswith(incomplete)]
 
 
-Video = Annotated[str, typer.Argument(metavar="VIDEO", help="Video file.", show_default=False)]
+Video = Annotated[
+    str,
+    typer.Argument(metavar="VIDEO", help="Video file, folder of pictures, web address, or `-`.", show_default=False),
+]
 
 Frames = Annotated[int | None, whole("--frames", "-n", panel=INPUT, help="Frames to take; the profile says how many.")]
 Fps = Annotated[float | None, number("--fps", panel=INPUT, help="Frames to take per second, instead.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,8 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    # Each of its retries would be a warning; what went wrong is said once, below.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = Path(source).expanduser()
     is_path = folder.exists() or source.startswith((".", "~", os.sep)) or source.count("/") != 1
     if is_path and not (folder / "config.json").is_file():

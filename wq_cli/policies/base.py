@@ -64,7 +64,7 @@ class Budget:
         asked, least = self.total_bits / self.elements, needed_bits / self.elements
         return WqError(
             f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, the policy needs at least `{least:.2f}`",
-            "raise `--bits` or `--kv-memory`, or take fewer frames or a shorter answer",
+            "raise it; `--no-fixed-first-window` needs less, `--kv-memory` less with fewer frames or a shorter answer",
         )
 
 

@@ -54,7 +54,7 @@ def bench_table(result: BenchResult, width: int, glyphs: Glyphs) -> Table:
 def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
     """What the figures hold for, and what the columns mean."""
     model = result.model
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = ", ".join([*(f"{name} {version}" for name, version in result.versions.items()), result.date])
     lines = [
         f" {glyphs.dot} ".join(
             [
@@ -126,7 +126,7 @@ def eval_table(result: EvalResult) -> Table:
 def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
     """What the figures hold for, and what the columns mean."""
     model = result.model
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = ", ".join([*(f"{name} {version}" for name, version in result.versions.items()), result.date])
     asked = f"{result.questions} questions on {result.clips} clips of {result.frames} frames, seed {result.seed}"
     lines = [
         f" {glyphs.dot} ".join([f"{printable(model.name)} on {model.device}, {model.dtype}, {model.backend}", asked]),
