@@ -14,7 +14,7 @@ BEGIN, END = "<!-- results: made by docs/make_demo_results.py -->\n", "<!-- end 
 
 
 def results(record: dict[str, Any]) -> str:
-    """Tables of a training record: accuracy by family, and the stretches."""
+    """Tables of a training record: accuracy by family, the stretches, and the curve."""
     rows = record["stretches"][-1]["evaluation"]
     lines = [
         "| frames | questions | all | AUC of eq 8 | " + " | ".join(FAMILIES) + " |",
@@ -32,7 +32,24 @@ def results(record: dict[str, Any]) -> str:
             f"| {number} | {stretch['steps']:,} | {stretch['minutes']} | {stretch['device']} "
             f"| {stretch['peak_memory_gib']} | {versions['torch']} | {versions['transformers']} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *curve(record)]) + "\n"
+
+
+def curve(record: dict[str, Any]) -> list[str]:
+    """Table of the accuracy on training batches over time, a line for about every fourth record."""
+    lines = [
+        "Accuracy in percent on the batches of the last 20 s or so, while training:",
+        "",
+        "| stretch | seconds | step | answer loss | " + " | ".join(FAMILIES) + " |",
+        "|---" * (4 + len(FAMILIES)) + "|",
+    ]
+    for number, stretch in enumerate(record["stretches"], start=1):
+        points = stretch["curve"]
+        for point in [*points[:-1:4], points[-1]]:
+            shares = " | ".join(f"{100 * point['accuracy'][name]:.0f}" for name in FAMILIES)
+            losses = f"{point['losses']['answer']:.3f}"
+            lines.append(f"| {number} | {point['seconds']:.0f} | {point['step']:,} | {losses} | {shares} |")
+    return lines
 
 
 def page() -> str:
