@@ -5,6 +5,7 @@ Nothing here knows a file, a terminal or a policy by name. Letters: B rows of a 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import time
@@ -357,14 +358,22 @@ def _run(
     padding: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One pass of the decoder, [B, T, D] to [B, T, D]."""
-    # transformers renamed the argument between the versions that are supported.
-    parameters = inspect.signature(model.decoder.forward).parameters
-    cache_argument = {"cache" if "cache" in parameters else "past_key_values": cache}
+    decoder_class: Any = type(model.decoder)
     output = model.decoder(
-        inputs_embeds=embeds, position_ids=positions, attention_mask=padding, use_cache=True, **cache_argument
+        inputs_embeds=embeds,
+        position_ids=positions,
+        attention_mask=padding,
+        use_cache=True,
+        **{_cache_argument(decoder_class): cache},
     )
     hidden: torch.Tensor = output.last_hidden_state
     return hidden
+
+
+@functools.cache
+def _cache_argument(decoder_class: Any) -> str:
+    """transformers renamed it between the versions that are supported."""
+    return "cache" if "cache" in inspect.signature(decoder_class.forward).parameters else "past_key_values"
 
 
 @torch.inference_mode()
