@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from threading import RLock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from wq_cli.errors import WqError
+from wq_cli.errors import ModelError, WqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,12 @@ class VisualFeatures:
     Attributes:
         embeds: Projected and pooled visual tokens in sequence order, [M, D].
         frames: Sampled frame of each token, int64 [M]; -1 for a token that belongs to none.
+        pts_seconds: Time of each sampled frame, [F].
     """
 
     embeds: torch.Tensor
     frames: NDArray[np.int64]
+    pts_seconds: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class VideoModel(ABC):
 
     Attributes:
         model_type: The `model_type` of its config, the key of the registry.
+        content_type: What the chat template is given: one `video`, or an `image` for each frame.
         model: The transformers model, in eval mode.
         processor: Its processor.
         lock: Held by the thread that runs the decoder.
     """
 
     model_type: ClassVar[str]
+    content_type: ClassVar[Literal["video", "image"]] = "video"
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -126,9 +130,37 @@ class VideoModel(ABC):
             on_frames: Called with the number of frames just encoded.
         """
 
+    @property
+    def placeholder(self) -> str:
+        """What the chat template writes in the place of a clip, or of each of its frames."""
+        return str(self.processor.video_token)
+
     @abstractmethod
+    def visual_texts(self, visual: VisualFeatures) -> list[str]:
+        """What the processor writes over each placeholder: visual tokens and the text between them."""
+
     def prompt_ids(self, question: str, visual: VisualFeatures) -> torch.Tensor:
-        """The chat template filled with the video's placeholders and the question, int64 [L]."""
+        """The chat template filled with the clip's visual tokens and the question, int64 [L].
+
+        Raises:
+            ModelError: The template leaves the clip out.
+        """
+        texts = self.visual_texts(visual)
+        content = [{"type": self.content_type}] * len(texts) + [{"type": "text", "text": question}]
+        conversation = [{"role": "user", "content": content}]
+        filled = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        before, *after = filled.split(self.placeholder, maxsplit=len(texts))
+        if len(after) < len(texts):
+            raise ModelError(
+                f"the chat template of this model has no place for a {self.content_type}",
+                "take a checkpoint with the `chat_template.jinja` of its family",
+            )
+        text = before + "".join(shown + rest for shown, rest in zip(texts, after, strict=True))
+        # A template may bring the token that starts a text, which the tokenizer would add once more.
+        bos = self.processor.tokenizer.bos_token
+        has_bos = bos is not None and text.startswith(bos)
+        ids = self.processor.tokenizer(text, add_special_tokens=not has_bos)["input_ids"]
+        return torch.tensor(ids, dtype=torch.int64)
 
     @property
     @abstractmethod
