@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wq_cli.errors import ProfileError
-from wq_cli.models import loading
+from wq_cli.models import family_of, loading
 from wq_cli.models.base import Prompt, VisualFeatures
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def build(profile: Profile, settings: Settings) -> VideoModel:
         )
     device = loading.choose_device(settings.runtime.device)
     dtype = loading.choose_dtype(settings.runtime.dtype, device, torch.bfloat16)
-    module, adapter, model_class = loading.family_of(profile.model_type)
+    module, adapter, model_class = family_of(profile.model_type)
     config = transformers.AutoConfig.for_model(profile.model_type, **profile.architecture)
     torch.manual_seed(0)
     with torch.device(device):

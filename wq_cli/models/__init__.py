@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from wq_cli.errors import ModelError
+
 # model_type: (module of this package, adapter, transformers class)
 FAMILIES = {
     "llava_onevision": ("llava_onevision", "LlavaOnevision", "LlavaOnevisionForConditionalGeneration"),
 }
+
+
+def family_of(model_type: str) -> tuple[str, str, str]:
+    """(module, adapter, transformers class) of a `model_type`.
+
+    Raises:
+        ModelError: No adapter for it.
+    """
+    if model_type not in FAMILIES:
+        raise ModelError(f"models of type `{model_type}` are not supported", f"supported: {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wq_cli.errors import DeviceError, ModelError
-from wq_cli.models import FAMILIES
+from wq_cli.models import family_of
 
 if TYPE_CHECKING:
     from wq_cli.config import Dtype
@@ -98,17 +98,6 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
     if not processor.chat_template:
         raise ModelError(f"`{source}` has no chat template", "its folder needs the model's `chat_template.jinja`")
     return wrap(module, adapter, model, processor)
-
-
-def family_of(model_type: str) -> tuple[str, str, str]:
-    """(module, adapter, transformers class) of a `model_type`.
-
-    Raises:
-        ModelError: No adapter for it.
-    """
-    if model_type not in FAMILIES:
-        raise ModelError(f"models of type `{model_type}` are not supported", f"supported: {', '.join(FAMILIES)}")
-    return FAMILIES[model_type]
 
 
 def wrap(module: str, adapter: str, model: Any, processor: Any) -> VideoModel:
