@@ -84,7 +84,7 @@ class Prefilled:
     Attributes:
         cache: All layers sealed.
         logits: Of the last prompt token, float32 [B, vocabulary].
-        position: Position of the next token in each row, int64 [B].
+        position: Rotary position of the next token in each row, int64 [B].
         plans, sensitivity: Per layer; a sensitivity is None when the policy did not ask for it.
         first_token_ms: Whole prefill, sealing included, until the logits are there.
         seal_ms: Sealing alone.
@@ -105,10 +105,12 @@ class Batch:
 
     Attributes:
         embeds: [B, L, D].
-        positions: Position of each token, int64 [B, L].
+        positions: Rotary position of each token, int64 [B, L] or [3, B, L].
         padding: True for real tokens, [B, L]; None when all rows are equally long.
         visual: Where the visual tokens are.
+        visual_mask: The same as bool [B, L].
         questions: Embeddings that windows are scored against, per row [N, D].
+        deepstack: Added to the visual tokens after the first layers, [layers, B * M, D]; None for nothing.
         left_out: Prompt tokens that the cache is still to hold, of the longest row.
     """
 
@@ -116,7 +118,9 @@ class Batch:
     positions: torch.Tensor
     padding: torch.Tensor | None
     visual: VisualTokens
+    visual_mask: torch.Tensor
     questions: list[torch.Tensor]
+    deepstack: torch.Tensor | None = None
     left_out: int = 0
 
     @classmethod
@@ -132,17 +136,32 @@ class Batch:
         length = max(ends)
         device = prompts[0].embeds.device
         embeds = prompts[0].embeds.new_zeros(len(prompts), length, prompts[0].embeds.shape[1])
+        components = prompts[0].positions.shape[:-1]
+        positions = prompts[0].positions.new_zeros(*components, len(prompts), length)
         visual = torch.zeros(len(prompts), length, dtype=torch.bool, device=device)
         real = torch.zeros_like(visual)
         for row, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
             embeds[row, length - end :] = prompt.embeds[:end]
+            positions[..., row, length - end :] = prompt.positions[..., :end]
             visual[row, length - end :] = prompt.visual_mask[:end]
             real[row, length - end :] = True
         padding = None if min(ends) == length else real
-        positions = (real.cumsum(dim=1) - 1).clamp(min=0)
         tokens = VisualTokens.from_mask(visual, window, padding)
+        added = [p.deepstack for p in prompts if p.deepstack is not None]
+        deepstack = torch.cat(added, dim=1) if added else None
         left_out = max(len(p.embeds) - end for p, end in zip(prompts, ends, strict=True))
-        return cls(embeds, positions, padding, tokens, [p.question for p in prompts], left_out)
+        questions = [p.question for p in prompts]
+        return cls(embeds, positions, padding, tokens, visual, questions, deepstack, left_out)
+
+    @property
+    def next_position(self) -> torch.Tensor:
+        """Rotary position after the highest of each row, int64 [B]."""
+        return _next_position(self.positions)
+
+
+def _next_position(positions: torch.Tensor) -> torch.Tensor:
+    """[B, L] or [3, B, L] to [B]: past the highest position, as transformers counts on after a video."""
+    return positions.movedim(-2, 0).flatten(1).amax(dim=1) + 1
 
 
 @contextmanager
@@ -286,7 +305,8 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     batch, policy = request.batch, request.policy
     device = batch.embeds.device
     total, sealing = Stopwatch(device), Stopwatch(device)
-    result = Prefilled(request.cache, torch.empty(0), batch.positions[:, -1] + 1)
+    result = Prefilled(request.cache, torch.empty(0), batch.next_position)
+    deepstack = {} if batch.deepstack is None else model.deepstack_inputs(batch.visual_mask, batch.deepstack)
 
     def seal(layer: int, s: float | None) -> None:
         plan = policy.plan_layer(layer, request.found.relevance, s)
@@ -299,7 +319,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     measure = policy.needs_sensitivity and request.sensitivity is None
     hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal)
     with total(), windowed_attention(model), hooks:
-        hidden = _run(model, batch.embeds, batch.positions, request.cache, batch.padding)
+        hidden = _run(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
     return result
@@ -356,8 +376,9 @@ def _run(
     positions: torch.Tensor,
     cache: WindowCache,
     padding: torch.Tensor | None = None,
+    **inputs: Any,
 ) -> torch.Tensor:
-    """One pass of the decoder, [B, T, D] to [B, T, D]."""
+    """One pass of the decoder, [B, T, D] to [B, T, D]; `inputs` are more arguments of its forward."""
     decoder_class: Any = type(model.decoder)
     output = model.decoder(
         inputs_embeds=embeds,
@@ -365,6 +386,7 @@ def _run(
         attention_mask=padding,
         use_cache=True,
         **{_cache_argument(decoder_class): cache},
+        **inputs,
     )
     hidden: torch.Tensor = output.last_hidden_state
     return hidden
@@ -377,7 +399,13 @@ def _cache_argument(decoder_class: Any) -> str:
 
 
 @torch.inference_mode()
-def extend(model: VideoModel, state: Prefilled, embeds: torch.Tensor, last_only: bool = True) -> torch.Tensor:
+def extend(
+    model: VideoModel,
+    state: Prefilled,
+    embeds: torch.Tensor,
+    last_only: bool = True,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Run more tokens through the sealed cache, causal among themselves.
 
     Args:
@@ -385,20 +413,24 @@ def extend(model: VideoModel, state: Prefilled, embeds: torch.Tensor, last_only:
         state: Its cache and positions move on.
         embeds: [B, T, D].
         last_only: Logits of the last token alone.
+        positions: Rotary positions, int64 [B, T] or [3, B, T]; None counts on from the state's.
 
     Returns:
         Float32 logits, [B, vocabulary] or [B, T, vocabulary].
     """
-    count = embeds.shape[1]
-    positions = state.position[:, None] + torch.arange(count, device=embeds.device)
+    if positions is None:
+        positions = state.position[:, None] + torch.arange(embeds.shape[1], device=embeds.device)
     with windowed_attention(model):
         hidden = _run(model, embeds, positions, state.cache)
-    state.position = state.position + count
+    state.position = _next_position(positions)
     return model.logits(hidden[:, -1] if last_only else hidden)
 
 
 def rewind(state: Prefilled, count: int) -> None:
-    """Forget the last `count` tokens that `extend` ran."""
+    """Forget the last `count` tokens that `extend` ran, with positions that counted on.
+
+    A question may be forgotten too: the next one brings its own positions.
+    """
     state.cache.crop(-count)
     state.position = state.position - count
 
@@ -409,13 +441,24 @@ def ask_through_cache(model: VideoModel, state: Prefilled, prompts: list[Prompt]
     Raises:
         ValueError: Questions of different lengths.
     """
-    rest = [prompt.embeds[prompt.visual_end :] for prompt in prompts]
-    if len({len(r) for r in rest}) > 1:
-        raise ValueError("questions of different lengths cannot go through one packed cache together")
+    embeds, positions = after_video(prompts)
     watch = Stopwatch(state.logits.device)
     with watch():
-        state.logits = extend(model, state, torch.stack(rest))
+        state.logits = extend(model, state, embeds, positions=positions)
+    state.position = torch.tensor([prompt.next_position for prompt in prompts], device=embeds.device)
     state.first_token_ms += watch.ms
+
+
+def after_video(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(embeddings [B, T, D], rotary positions [B, T] or [3, B, T]) of what follows the last visual token.
+
+    Raises:
+        ValueError: Questions of different lengths.
+    """
+    if len({len(prompt.embeds) - prompt.visual_end for prompt in prompts}) > 1:
+        raise ValueError("questions of different lengths cannot go through one packed cache together")
+    embeds = torch.stack([prompt.embeds[prompt.visual_end :] for prompt in prompts])
+    return embeds, torch.stack([prompt.positions[..., prompt.visual_end :] for prompt in prompts], dim=-2)
 
 
 @torch.inference_mode()

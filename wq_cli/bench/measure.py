@@ -142,19 +142,26 @@ def _through_cache(
     Returns:
         The answer, int64 [B, T], and the log-probabilities at its T positions, [B, T, vocabulary].
     """
-    question = torch.stack([prompt.embeds[prompt.visual_end :] for prompt in prompts])
     if reference is not None and reference.answer is not None:
         answer = reference.answer
     else:
         state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
-        state.logits = engine.extend(model, state, question)
+        engine.ask_through_cache(model, state, prompts)
         steps = engine.decode(model, state, _length(settings, tokens), stop_at_eos=False)
         answer = torch.stack(list(steps), dim=1)
     state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
-    with torch.inference_mode():
-        fed = torch.cat([question, model.embed(answer[:, :-1])], dim=1)
-    logits = engine.extend(model, state, fed, last_only=False)[:, question.shape[1] - 1 :]
-    return answer, logits.log_softmax(dim=-1)
+    engine.ask_through_cache(model, state, prompts)
+    return answer, forced(model, state, answer)
+
+
+def forced(model: VideoModel, state: engine.Prefilled, answer: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities at each position of a given answer, [B, T] to [B, T, vocabulary]; T - 1 tokens are run."""
+    logits = [state.logits[:, None]]
+    if answer.shape[1] > 1:
+        with torch.inference_mode():
+            embeds = model.embed(answer[:, :-1])
+        logits.append(engine.extend(model, state, embeds, last_only=False))
+    return torch.cat(logits, dim=1).log_softmax(dim=-1)
 
 
 def _length(settings: Settings, tokens: int) -> Generation:

@@ -63,4 +63,4 @@ def prompt(model: VideoModel, visual: VisualFeatures) -> Prompt:
     embeds = torch.cat([before, visual.embeds.to(words.dtype), after])
     mask = torch.zeros(len(embeds), dtype=torch.bool, device=model.device)
     mask[TOKENS_BEFORE : TOKENS_BEFORE + len(visual.embeds)] = True
-    return Prompt(embeds, mask, after)
+    return Prompt(embeds, mask, after, model.positions(mask, visual), visual.deepstack)

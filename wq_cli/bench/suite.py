@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from wq_cli import engine, policies
-from wq_cli.bench.measure import fidelity
+from wq_cli.bench.measure import fidelity, forced
 from wq_cli.results import EvalRow
 
 if TYPE_CHECKING:
@@ -176,14 +176,9 @@ class Evaluation:
 
     def _forced(self, state: engine.Prefilled, tokens: list[int]) -> torch.Tensor:
         """Log-probabilities at each position of a given answer, [1, T, vocabulary]; the cache is left as it was."""
-        logits = [state.logits[:, None]]
-        if len(tokens) > 1:
-            ids = torch.tensor([tokens[:-1]], device=state.logits.device)
-            with torch.inference_mode():
-                embeds = self.model.embed(ids)
-            logits.append(engine.extend(self.model, state, embeds, last_only=False))
-            engine.rewind(state, len(tokens) - 1)
-        return torch.cat(logits, dim=1).log_softmax(dim=-1)
+        log_probs = forced(self.model, state, torch.tensor([tokens], device=state.logits.device))
+        engine.rewind(state, len(tokens) - 1)
+        return log_probs
 
     def _likelihood(self, state: engine.Prefilled, option: str) -> float:
         """Log-probability of an option followed by an end of the answer, whichever of them."""

@@ -29,11 +29,18 @@ class VisualFeatures:
         embeds: Projected and pooled visual tokens in sequence order, [M, D].
         frames: Sampled frame of each token, int64 [M]; -1 for a token that belongs to none.
         pts_seconds: Time of each sampled frame, [F].
+        frames_per_token: Frames that a token shows, from its own on; the last token may show fewer.
+        grid: Patches of the vision tower along time, height and width, where positions have three components.
+        deepstack: What is added to the visual tokens after each of the first layers (DeepStack, arXiv 2406.04334),
+            [layers, M, D]; None for nothing.
     """
 
     embeds: torch.Tensor
     frames: NDArray[np.int64]
     pts_seconds: NDArray[np.float64]
+    frames_per_token: int = 1
+    grid: tuple[int, int, int] | None = None
+    deepstack: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,25 @@ class Prompt:
         embeds: [L, D].
         visual_mask: True for visual tokens, bool [L].
         question: Embeddings of the text that windows are scored against, [N, D].
+        positions: Rotary positions, int64 [L], or [3, L] for time, height and width.
+        deepstack: See `VisualFeatures`.
     """
 
     embeds: torch.Tensor
     visual_mask: torch.Tensor
     question: torch.Tensor
+    positions: torch.Tensor
+    deepstack: torch.Tensor | None = None
 
     @property
     def visual_end(self) -> int:
-        """Position after the last visual token: what comes later may be asked through the packed cache."""
+        """Index after the last visual token: what comes later may be asked through the packed cache."""
         return int(self.visual_mask.nonzero().max()) + 1
+
+    @property
+    def next_position(self) -> int:
+        """Rotary position of the first answer token."""
+        return int(self.positions.max()) + 1
 
 
 class VideoModel(ABC):
@@ -167,6 +183,24 @@ class VideoModel(ABC):
     def video_token_id(self) -> int:
         """Placeholder of a visual token."""
 
+    def positions(self, visual_mask: torch.Tensor, visual: VisualFeatures) -> torch.Tensor:
+        """Rotary positions of a prompt, int64 [L] or [3, L].
+
+        Args:
+            visual_mask: True for visual tokens, bool [L].
+            visual: The clip.
+        """
+        return torch.arange(len(visual_mask), device=visual_mask.device)
+
+    def deepstack_inputs(self, visual_mask: torch.Tensor, deepstack: torch.Tensor) -> dict[str, Any]:
+        """Arguments of the decoder's forward that add `deepstack` to the visual tokens.
+
+        Args:
+            visual_mask: bool [B, L].
+            deepstack: [layers, B * M, D], row after row.
+        """
+        raise NotImplementedError(f"{self.model_type} has no DeepStack")
+
     @torch.inference_mode()
     def prompt(self, question: str, visual: VisualFeatures, score_whole_prompt: bool = False) -> Prompt:
         """Question and visual tokens joined.
@@ -194,4 +228,4 @@ class VideoModel(ABC):
                 dtype=torch.int64,
                 device=self.device,
             )
-        return Prompt(embeds, mask, self.embed(scored))
+        return Prompt(embeds, mask, self.embed(scored), self.positions(mask, visual), visual.deepstack)
