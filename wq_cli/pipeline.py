@@ -234,7 +234,7 @@ def open_video(video: str, settings: Settings, listener: Listener) -> Loaded:
     from wq_cli import video as reader
 
     profile = profiles.load(settings.runtime.profile)
-    reader.probe(video, settings.limits)
+    reader.probe(video, settings.limits, settings.sampling)
     listener.stage("load")
     is_over = Event()
     with ThreadPoolExecutor(1) as pool:

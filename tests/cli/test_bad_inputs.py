@@ -146,7 +146,13 @@ def test_a_permission_that_is_missing(
     check(["ask", str(path), "what happens?"], 1, "no permission to read", capsys)
 
 
-def test_a_range_after_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_range_after_the_end_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("wq_cli.pipeline.load_model", load)
     path = make(tmp_path / "a.mp4", n=10)
     check(["ask", str(path), "what happens?", "--start", "7"], 2, "`--start 7` is not before the end", capsys)
 

@@ -10,7 +10,7 @@ from PIL import Image
 from small_videos import error_of, numbered, numbers
 
 from wq_cli.config import Limits, Sampling
-from wq_cli.errors import WqError
+from wq_cli.errors import UsageError, WqError
 from wq_cli.video import probe, read
 
 
@@ -43,6 +43,9 @@ def test_b12_folder_with_a_rate(tmp_path: Path) -> None:
     assert clip.notices == ()
     half = read(folder, Sampling(fps=4, start=1, end=2), default_frames=8)
     assert numbers(half.frames) == [4, 5, 6, 7]
+    assert probe(folder, sampling=Sampling(fps=4, start=2.9)).duration_seconds == 3
+    with pytest.raises(UsageError, match=r"`--start 3` is not before the end of the video \(3.00 s\)"):
+        probe(folder, sampling=Sampling(fps=4, start=3))
 
 
 def test_folder_with_damaged_and_differing_pictures(tmp_path: Path) -> None:

@@ -16,20 +16,27 @@ from wq_cli.video.clip import Clip, VideoInfo
 from wq_cli.video.images import FolderReel
 from wq_cli.video.picture import fit
 from wq_cli.video.reel import Reel, open_video
-from wq_cli.video.sample import Choice, choose, choose_keys
+from wq_cli.video.sample import Choice, check_start, choose, choose_keys
 from wq_cli.video.scene import COMPARED_SIZE, choose_scenes
 from wq_cli.video.source import open_source, printable
 
 Progress = Callable[[int, int], None]
 
 
-def probe(path: str | os.PathLike[str], limits: Limits = Limits()) -> VideoInfo:
+def probe(path: str | os.PathLike[str], limits: Limits = Limits(), sampling: Sampling = Sampling()) -> VideoInfo:
     """Facts about a video, from its packets and its first picture.
+
+    Args:
+        path: A file, a folder of pictures, or `-` for standard input.
+        limits: Caps against files that unpack into far more than they look.
+        sampling: What `read` will be asked for: the rate of a folder's pictures, and a range of time.
 
     Raises:
         VideoError: The file cannot be opened or holds no video.
+        UsageError: The range of time begins after the end of the video.
     """
-    with _opened(os.fspath(path), limits, None, lambda: None) as reel:
+    with _opened(os.fspath(path), limits, sampling.fps, lambda: None) as reel:
+        check_start(reel.end_seconds, sampling)
         return reel.info
 
 

@@ -51,6 +51,13 @@ class Range:
         return self.high - self.low
 
 
+def check_start(end_seconds: float, sampling: Sampling) -> None:
+    """Raises UsageError for a range of time that begins after the end of the video."""
+    low = sampling.start or 0.0
+    if low > 0 and low >= end_seconds - _EPSILON_SECONDS:
+        raise UsageError(f"`--start {low:g}` is not before the end of the video ({end_seconds:.2f} s)")
+
+
 def range_of(starts: npt.NDArray[np.float64], end_seconds: float, sampling: Sampling) -> Range:
     """The range of time that was asked for, within the video.
 
@@ -61,10 +68,9 @@ def range_of(starts: npt.NDArray[np.float64], end_seconds: float, sampling: Samp
     Raises:
         UsageError: It starts after the end of the video.
     """
+    check_start(end_seconds, sampling)
     low = sampling.start or 0.0
     high = end_seconds if sampling.end is None else min(sampling.end, end_seconds)
-    if low > 0 and low >= end_seconds - _EPSILON_SECONDS:
-        raise UsageError(f"`--start {low:g}` is not before the end of the video ({end_seconds:.2f} s)")
     notices = []
     if sampling.end is not None and sampling.end > end_seconds + 0.01:
         notices.append(f"`--end {sampling.end:g}` is after the end of the video ({end_seconds:.2f} s)")
