@@ -7,6 +7,11 @@ from wq_cli.errors import ModelError
 # model_type: (module of this package, adapter, transformers class)
 FAMILIES = {
     "llava_onevision": ("llava_onevision", "LlavaOnevision", "LlavaOnevisionForConditionalGeneration"),
+    "internvl": ("internvl", "InternVL", "InternVLForConditionalGeneration"),
+    "llava": ("llava", "Llava", "LlavaForConditionalGeneration"),
+    "llava_next": ("llava_next", "LlavaNext", "LlavaNextForConditionalGeneration"),
+    "llava_next_video": ("llava_next_video", "LlavaNextVideo", "LlavaNextVideoForConditionalGeneration"),
+    "smolvlm": ("smolvlm", "SmolVLM", "SmolVLMForConditionalGeneration"),
 }
 
 

@@ -55,3 +55,20 @@ def tokens_per_frame(visual: VisualFeatures) -> list[int]:
     """Visual tokens of each frame."""
     counts: list[int] = np.bincount(visual.frames[visual.frames >= 0], minlength=len(visual.pts_seconds)).tolist()
     return counts
+
+
+def tower_features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """What the config takes from a CLIP or SigLIP tower: layers side by side, without the class token if so chosen.
+
+    Args:
+        model: A transformers model of the LLaVA line.
+        pixels: [F, 3, H, W].
+
+    Returns:
+        [F, patches, layers x width of the tower].
+    """
+    config = model.config
+    hidden = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    chosen = config.vision_feature_layer
+    features = torch.cat([hidden[layer] for layer in ([chosen] if isinstance(chosen, int) else chosen)], dim=-1)
+    return features[:, 1:] if config.vision_feature_select_strategy == "default" else features

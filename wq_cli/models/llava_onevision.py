@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from wq_cli.models.base import VisualFeatures
-from wq_cli.models.frames import FrameModel
+from wq_cli.models.frames import FrameModel, tower_features
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +37,9 @@ class LlavaOnevision(FrameModel):
         return VisualFeatures(torch.cat([clip.embeds, newline]), np.append(clip.frames, -1), pts_seconds)
 
     def frame_tokens(self, frames: NDArray[np.uint8]) -> torch.Tensor:
-        config, inner = self.model.config, self.model.model
-        hidden = inner.vision_tower(self.video_pixels(frames), output_hidden_states=True).hidden_states
-        chosen = config.vision_feature_layer
-        features = torch.cat([hidden[layer] for layer in ([chosen] if isinstance(chosen, int) else chosen)], dim=-1)
-        if config.vision_feature_select_strategy == "default":
-            features = features[:, 1:]
-        tokens: torch.Tensor = inner.apply_pooling(inner.multi_modal_projector(features))
+        inner = self.model.model
+        features = inner.multi_modal_projector(tower_features(self.model, self.video_pixels(frames)))
+        tokens: torch.Tensor = inner.apply_pooling(features)
         return tokens
 
     def visual_texts(self, visual: VisualFeatures) -> list[str]:
