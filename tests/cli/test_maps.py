@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import results_by_hand as by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.cells import cell_len
 from rich.console import Console
 
 from wq_cli.report import canvas, heatmap, plot, png
@@ -68,6 +70,33 @@ def test_maps_fit(windows: int, prompts: int, layers: int, width: int, glyphs: G
         assert "".join(lines).replace(by_hand.PROMPTS[-1], "").isascii()
 
 
+@pytest.mark.parametrize("windows", [1, 7, 17, 29, 52, 612])
+@pytest.mark.parametrize("width", [20, 45, 80, 133])
+def test_ticks_stand_where_their_windows_begin(windows: int, width: int) -> None:
+    result = by_hand.inspect_result(windows=windows, prompts=1, duration=7200.0)
+    lines = drawn(result, width)
+    ticks = next(at for at, line in enumerate(lines) if UNICODE.tick in line)
+    cells = heatmap.bins(windows, min(width - 20, heatmap.MOST_CELLS))
+    labels = dict(zip(re.finditer(r"[┬]", lines[ticks][6:]), lines[ticks + 1].split(), strict=False))
+    assert labels or len(cells) < 7
+    for tick, label in labels.items():
+        cell = tick.start()
+        assert cell == 0 or cells[cell] != cells[cell - 1], "not inside a window"
+        start = int(result.windows[0][cells[cell][0]].start_seconds)
+        assert label == f"{start // 3600}:{start // 60 % 60:02}:{start % 60:02}"
+
+
+@pytest.mark.parametrize("width", [45, 80, 120])
+def test_a_long_prompt_takes_one_line_and_the_place_stays_beside_it(width: int) -> None:
+    texts = ("a very long 一只狗 prompt " * 20, "a dog")
+    lines = drawn(by_hand.inspect_result(texts=texts), width)
+    assert lines[0].strip().startswith("a very long") and "...  ▶ " in lines[0]
+    assert lines[1].strip()[0] == UNICODE.blank
+    assert lines[2].strip().startswith("a dog  ▶")
+    assert max(map(cell_len, lines)) <= width
+    assert sum("sensitivity" in line and "layer bits" in line for line in lines) == 1
+
+
 def test_a_policy_without_scores_says_so() -> None:
     result = by_hand.inspect_result(prompts=1)
     windows = tuple(replace(window, similarity=None, relevance=None) for window in result.windows[0])
@@ -92,16 +121,40 @@ def test_picture_colours_every_window(windows: int, prompts: int, layers: int, s
     result = by_hand.inspect_result(windows=windows, prompts=prompts, layers=layers, duration=7200.0)
     picture = opened(png.draw_map(result, frames(*shape)))
     assert picture.shape[1] == png.WIDTH
+    tokens = np.array([window.tokens for window in result.windows[0]])
     # The strongest window of the first prompt is the bright end of the ramp, at its place.
     scored = [window for window in result.windows[0] if window.relevance is not None]
     if len(scored) > 1:
         best = max(scored, key=lambda window: window.relevance or 0.0)
         left, right = 110, png.WIDTH - 230
-        x = left + round((best.index + 0.5) * (right - left) / windows)
-        strip = picture[100 + 30 : 100 + 30 + 56, x]
+        share = (tokens[: best.index].sum() + tokens[best.index] / 2) / tokens.sum()
+        strip = picture[100 + 40 : 100 + 40 + 56, left + int(share * (right - left))]
         assert (strip == canvas.ramp(1.0)).all(axis=-1).mean() > 0.9
     # Nothing is drawn into the margins.
     assert (picture[:20] == 255).all() and (picture[-20:] == 255).all() and (picture[:, -20:] == 255).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 31])
+def test_a_tail_is_as_wide_as_its_tokens(tokens: int) -> None:
+    made = by_hand.inspect_result(windows=6, prompts=1)
+    *whole, tail = made.windows[0]
+    result = replace(made, windows=((*whole, replace(tail, tokens=tokens)),))
+    strip = opened(png.draw_map(result, frames(4, 96, 96)))[100 + 40 + 28, 110 : png.WIDTH - 230]
+    pale = (strip == canvas.PALE).all(axis=-1)
+    grey_at_the_end = len(pale) - np.flatnonzero(~pale)[-1] - 1
+    assert grey_at_the_end == pytest.approx(len(pale) * tokens / (5 * 32 + tokens), abs=1)
+
+
+def test_the_marker_leaves_a_long_prompt_alone() -> None:
+    """What a prompt without any text shows between title and strip is the marker; the prompt's own rows end above."""
+    made = by_hand.inspect_result(prompts=1)
+    marker, long = (
+        opened(png.draw_map(replace(made, prompts=(text,)), frames(4, 96, 96)))[100:140, 110 : png.WIDTH - 230]
+        for text in (" ", "gjpq(,) " * 60)
+    )
+    rows_of_marker = (marker != 255).any(axis=(1, 2))
+    assert rows_of_marker.any()
+    assert (long[rows_of_marker] == marker[rows_of_marker]).all()
 
 
 def test_thumbnails_stand_in_the_order_of_time() -> None:

@@ -81,6 +81,13 @@ def span(start: float, end: float, longest: float, glyphs: Glyphs) -> str:
     return (first if first == last else f"{first}{glyphs.dash}{last}") + (" s" if longest < 60 else "")
 
 
+def shortened(text: str, columns: int) -> str:
+    """`text` in at most so many columns of a terminal, with dots where its end is left out."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= columns else set_cell_size(text, max(columns - 3, 0)).rstrip() + "..."
+
+
 def size(count: int) -> str:
     """Bytes in the binary unit that leaves one to three digits before the point."""
     value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]

@@ -6,6 +6,7 @@ The horizontal axis counts windows, so that the windows inside one frame stay ap
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,6 +19,7 @@ from wq_cli.results import InspectResult, LayerResult, WindowResult
 
 MOST_CELLS = 120
 _LEFT, _RIGHT, _TICK = 6, 14, 12
+_LEAST_PROMPT = 12
 
 
 def heat_map(result: InspectResult, width: int, glyphs: Glyphs, every_prompt: bool = False) -> RenderableType:
@@ -32,11 +34,12 @@ def heat_map(result: InspectResult, width: int, glyphs: Glyphs, every_prompt: bo
     cells = bins(len(result.windows[0]), min(width - _LEFT - _RIGHT, MOST_CELLS))
     parts: list[RenderableType] = []
     for prompt, windows in zip(result.prompts, result.windows, strict=True):
-        parts += [_heading(prompt, windows, result, glyphs), _strip(windows, cells, glyphs)]
+        parts += [_heading(prompt, windows, result, width, glyphs), _strip(windows, cells, glyphs)]
     parts += [*_axis(result, cells, glyphs), ""]
     shown = len(result.prompts) if every_prompt else 1
     for prompt, windows in list(zip(result.prompts, result.windows, strict=True))[:shown]:
-        parts += [_legend(prompt, windows, result, len(cells), glyphs), *_layers(windows, result.layers, cells, glyphs)]
+        parts.append(_legend(prompt, windows, result, len(cells), width, glyphs))
+        parts += _layers(windows, result.layers, cells, glyphs)
         parts += [*_axis(result, cells, glyphs), ""]
     return Group(*parts[:-1])
 
@@ -49,17 +52,17 @@ def bins(count: int, width: int) -> list[range]:
     return [range(cell * count // width, (cell + 1) * count // width) for cell in range(width)]
 
 
-def _heading(prompt: str, windows: Sequence[WindowResult], result: InspectResult, glyphs: Glyphs) -> Text:
-    """The prompt, and where the video is most about it."""
-    text = Text(" " * _LEFT)
-    text.append(printable(prompt), style="bold")
+def _heading(prompt: str, windows: Sequence[WindowResult], result: InspectResult, width: int, glyphs: Glyphs) -> Text:
+    """The prompt on one line, and where the video is most about it."""
+    where = Text()
     top = most_relevant(windows)
     if top:
-        where = format.span(top[0].start_seconds, top[0].end_seconds, result.video.duration_seconds, glyphs)
-        text.append(f"  {glyphs.mark} {where}", style=format.ramp(1.0))
+        span = format.span(top[0].start_seconds, top[0].end_seconds, result.video.duration_seconds, glyphs)
+        where.append(f"  {glyphs.mark} {span}", style=format.ramp(1.0))
     elif not shares(windows):
-        text.append(f"  not scored by policy {result.policy.name}", style="dim")
-    return text
+        where.append(f"  not scored by policy {result.policy.name}", style="dim")
+    room = max(width - _LEFT - where.cell_len, _LEAST_PROMPT)
+    return Text.assemble(" " * _LEFT, (format.shortened(printable(prompt), room), "bold"), where)
 
 
 def _strip(windows: Sequence[WindowResult], cells: Sequence[range], glyphs: Glyphs) -> Text:
@@ -76,19 +79,26 @@ def _strip(windows: Sequence[WindowResult], cells: Sequence[range], glyphs: Glyp
 
 
 def _axis(result: InspectResult, cells: Sequence[range], glyphs: Glyphs) -> list[Text]:
-    """Ticks and the times at which their windows begin."""
+    """Ticks where windows begin, and their times."""
     windows, longest = result.windows[0], result.video.duration_seconds
+    begins = [cell for cell in range(len(cells)) if cell == 0 or cells[cell] != cells[cell - 1]]
+    places = [0]
+    for cell in begins:
+        if cell >= places[-1] + _TICK:
+            places.append(cell)
     ticks, labels = "", ""
-    for start in range(0, len(cells), _TICK):
-        room = min(_TICK, len(cells) - start)
-        time = format.clock(windows[cells[start][0]].start_seconds, longest)
+    for place, end in pairwise([*places, len(cells)]):
+        room = end - place
+        time = format.clock(windows[cells[place][0]].start_seconds, longest)
         ticks += (glyphs.tick + glyphs.track * (room - 1))[:room]
         labels += time.ljust(room) if len(time) <= room else " " * room
     unit = " s" if longest < 60 else ""
     return [Text(" " * _LEFT + ticks, style="dim"), Text(" " * _LEFT + labels.rstrip() + unit, style="dim")]
 
 
-def _legend(prompt: str, windows: Sequence[WindowResult], result: InspectResult, room: int, glyphs: Glyphs) -> Text:
+def _legend(
+    prompt: str, windows: Sequence[WindowResult], result: InspectResult, cells: int, width: int, glyphs: Glyphs
+) -> Text:
     """What the signs of the layer map mean, and the heading of the sensitivities."""
     used = {bits for window in windows for bits in window.key_bits}
     split = any(window.key_bits != window.value_bits for window in windows)
@@ -96,11 +106,13 @@ def _legend(prompt: str, windows: Sequence[WindowResult], result: InspectResult,
     text.append("bits of the keys" if split else "bits", style="bold")
     for bits in sorted(used, reverse=True):
         text.append(f"  {glyphs.width(bits)} {bits}", style=format.width_colour(bits))
-    if len(result.prompts) > 1:
-        text.append(f"  for {printable(prompt)}", style="dim")
-    if any(layer.sensitivity is not None for layer in result.layers):
-        text.pad_right(max(_LEFT + room - text.cell_len, 1))
-        text.append(" sensitivity", style="bold")
+    heading = " sensitivity" if any(layer.sensitivity is not None for layer in result.layers) else ""
+    room = width - text.cell_len - len("  for ") - len(heading)
+    if len(result.prompts) > 1 and room >= _LEAST_PROMPT:
+        text.append(f"  for {format.shortened(printable(prompt), room)}", style="dim")
+    if heading:
+        text.pad_right(max(_LEFT + cells - text.cell_len, 0))
+        text.append(heading, style="bold")
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ WIDTH = 1600
 _MARGIN, _LEFT, _RIGHT = 40, 70, 190
 _TITLE, _LABEL, _SMALL, _TINY = 28, 20, 16, 14
 _STRIP, _GAP, _AXIS, _THUMB, _LAYER = 56, 20, 46, 110, 14
+# From the top of a prompt to its strip: the text, then the marker.
+_PROMPT = 40
 
 
 @dataclass
@@ -35,9 +37,19 @@ class _Sheet:
     left: int = _MARGIN + _LEFT
     right: int = WIDTH - _MARGIN - _RIGHT
 
-    def x(self, index: float, count: int) -> int:
-        """Horizontal place of the boundary before window (or frame) `index` of `count`."""
-        return self.left + round(index * (self.right - self.left) / count)
+    def x(self, share: float) -> int:
+        """Horizontal place of a share of the clip."""
+        return self.left + round(share * (self.right - self.left))
+
+    def windows(self) -> Iterator[tuple[WindowResult, int, int]]:
+        """The windows of the first prompt with the first and last column of each, in proportion to their tokens."""
+        windows = self.result.windows[0]
+        total = sum(window.tokens for window in windows)
+        done = 0
+        for window in windows:
+            first = self.x(done / total)
+            done += window.tokens
+            yield window, first, max(first, self.x(done / total) - 1)
 
 
 def draw_map(result: InspectResult, frames: NDArray[np.uint8]) -> bytes:
@@ -52,7 +64,9 @@ def draw_map(result: InspectResult, frames: NDArray[np.uint8]) -> bytes:
     """
     prompts, layers = len(result.prompts), len(result.layers)
     thumb_height = min(_THUMB * 2, max(40, round(_THUMB * 1.3 * frames.shape[1] / frames.shape[2])))
-    height = 2 * _MARGIN + 60 + prompts * (30 + _STRIP + _GAP) + _AXIS + thumb_height + 60 + layers * _LAYER + _AXIS
+    height = (
+        2 * _MARGIN + 60 + prompts * (_PROMPT + _STRIP + _GAP) + _AXIS + thumb_height + 60 + layers * _LAYER + _AXIS
+    )
     image = Image.new("RGB", (WIDTH, height), PAPER)
     sheet = _Sheet(ImageDraw.Draw(image), image, result)
     _title(sheet)
@@ -82,25 +96,27 @@ def _title(sheet: _Sheet) -> None:
         draw.line([(x + pixel, sheet.y), (x + pixel, sheet.y + 14)], canvas.ramp(pixel / (length - 1)))
     draw.text((x, sheet.y + 18), "less", GREY, font(_TINY))
     draw.text((x + length, sheet.y + 18), "more relevant", GREY, font(_TINY), anchor="ra")
-    draw.text((x, sheet.y + 36), "grey: not scored", GREY, font(_TINY))
+    draw.rectangle((x, sheet.y + 39, x + 14, sheet.y + 50), PALE)
+    draw.text((x + 22, sheet.y + 36), "not scored", GREY, font(_TINY))
     sheet.y += 60
 
 
 def _strip(sheet: _Sheet, prompt: str, windows: Sequence[WindowResult]) -> None:
     """One prompt: its text, where it is strongest, a coloured cell per window."""
-    draw, count, drawn = sheet.draw, len(windows), shares(windows)
+    draw, drawn = sheet.draw, shares(windows)
     top = most_relevant(windows)
     label = fitted(draw, prompt, sheet.right - sheet.left, _LABEL)
     draw.text((sheet.left, sheet.y), label, INK, font_for(label, _LABEL))
-    sheet.y += 30
+    sheet.y += _PROMPT
     bottom = sheet.y + _STRIP
-    for place, window in enumerate(windows):
-        box = (sheet.x(place, count), sheet.y, max(sheet.x(place, count), sheet.x(place + 1, count) - 1), bottom)
-        draw.rectangle(box, canvas.ramp(drawn[window.index]) if window.index in drawn else PALE)
+    for window, first, last in sheet.windows():
+        colour = canvas.ramp(drawn[window.index]) if window.index in drawn else PALE
+        draw.rectangle((first, sheet.y, last, bottom), colour)
+        if top and window.index == top[0].index:
+            x = (first + last) // 2
+            draw.polygon([(x - 7, sheet.y - 11), (x + 7, sheet.y - 11), (x, sheet.y - 2)], INK)
     if top:
         where = format.span(top[0].start_seconds, top[0].end_seconds, sheet.result.video.duration_seconds, format.ASCII)
-        x = sheet.x(windows.index(top[0]) + 0.5, count)
-        draw.polygon([(x - 7, sheet.y - 10), (x + 7, sheet.y - 10), (x, sheet.y - 1)], INK)
         draw.text((sheet.right + 20, sheet.y + 4), "strongest at", GREY, font(_SMALL))
         draw.text((sheet.right + 20, sheet.y + 26), where, INK, font(_SMALL))
     elif not drawn:
@@ -110,15 +126,14 @@ def _strip(sheet: _Sheet, prompt: str, windows: Sequence[WindowResult]) -> None:
 
 def _axis(sheet: _Sheet) -> None:
     """Times at which windows begin, as many as fit without touching."""
-    draw, windows = sheet.draw, sheet.result.windows[0]
+    draw = sheet.draw
     longest = sheet.result.video.duration_seconds
-    labels = [format.clock(window.start_seconds, longest) for window in windows]
-    room = max(draw.textlength(label, font(_SMALL)) for label in labels) + 24
+    labels = [(format.clock(window.start_seconds, longest), first) for window, first, _ in sheet.windows()]
+    room = max(draw.textlength(label, font(_SMALL)) for label, _ in labels) + 24
     y = sheet.y - _GAP + 6
     draw.line([(sheet.left, y), (sheet.right, y)], GREY)
     free, shown = sheet.left - 1, ""
-    for place, label in enumerate(labels):
-        x = sheet.x(place, len(windows))
+    for label, x in labels:
         if x >= free and label != shown and x + room / 2 <= sheet.right + 20:
             draw.line([(x, y), (x, y + 6)], GREY)
             draw.text((x, y + 9), label, GREY, font(_SMALL), anchor="ma")
@@ -138,14 +153,13 @@ def _thumbnails(sheet: _Sheet, frames: NDArray[np.uint8], height: int) -> None:
     for slot in range(slots):
         frame = min(count - 1, int((slot + 0.5) * count / slots))
         picture = Image.fromarray(frames[frame]).resize(size, Image.Resampling.LANCZOS)
-        x = sheet.x(frame + 0.5, count) - size[0] // 2 if slots == count else sheet.x(slot + 0.5, slots) - size[0] // 2
-        sheet.image.paste(picture, (x, sheet.y))
+        sheet.image.paste(picture, (sheet.x((slot + 0.5) / slots) - size[0] // 2, sheet.y))
     sheet.y += height + 24
 
 
 def _layers(sheet: _Sheet, windows: Sequence[WindowResult], layers: Sequence[LayerResult]) -> None:
     """Bits of each window in each layer, for the first prompt, and the sensitivity of the layers beside them."""
-    draw, count = sheet.draw, len(windows)
+    draw = sheet.draw
     several = len(sheet.result.prompts) > 1
     _legend(sheet, windows, f"bits in each layer{' for the first prompt' if several else ''}")
     known = [layer.sensitivity for layer in layers if layer.sensitivity is not None]
@@ -155,9 +169,8 @@ def _layers(sheet: _Sheet, windows: Sequence[WindowResult], layers: Sequence[Lay
     step = max(1, -(-len(layers) // 14))
     for layer in layers:
         bottom = sheet.y + _LAYER - 2
-        for place, window in enumerate(windows):
-            box = (sheet.x(place, count), sheet.y, max(sheet.x(place, count), sheet.x(place + 1, count) - 1), bottom)
-            draw.rectangle(box, canvas.width_colour(window.key_bits[layer.index]))
+        for window, first, last in sheet.windows():
+            draw.rectangle((first, sheet.y, last, bottom), canvas.width_colour(window.key_bits[layer.index]))
         middle = sheet.y + _LAYER // 2 - 1
         if layer.index % step == 0:
             draw.text((sheet.left - 12, middle), str(layer.index), GREY, font(_TINY), anchor="rm")
