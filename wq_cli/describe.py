@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wq_cli.config import Quantization
-    from wq_cli.engine import Prefilled, Search
+    from wq_cli.engine import Prefilled
     from wq_cli.models.base import VideoModel
     from wq_cli.policies.base import LayerPlan, Policy
+    from wq_cli.search import Search
     from wq_cli.video import Clip
 
 DEMO_NOTICE = (
@@ -85,7 +86,7 @@ def layers(policy: Policy, plans: Sequence[LayerPlan], sensitivity: Sequence[flo
 
 def memory(state: Prefilled, model: VideoModel) -> MemoryResult:
     """Bytes of a sealed cache as it is now."""
-    from wq_cli.engine import peak_bytes
+    from wq_cli.device import peak_bytes
 
     cache = state.cache
     return MemoryResult(

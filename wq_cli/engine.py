@@ -7,74 +7,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from wq_cli import policies, windows
 from wq_cli.attention import ATTENTION
 from wq_cli.cache import GROWTH_TOKENS, VisualTokens, WindowCache, budget_for
 from wq_cli.codecs import ChannelInWindow
+from wq_cli.device import HostCopy, Stopwatch
+from wq_cli.search import Search, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from wq_cli.config import Generation, Quantization
     from wq_cli.models.base import Prompt, VideoModel
     from wq_cli.policies.base import LayerPlan, Policy
-
-
-class Stopwatch:
-    """Adds up the time of marked stretches; on CUDA with events, so that nothing waits while it runs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._device = device
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if not self._cuda:
-            started = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - started
-            return
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        stream = torch.cuda.current_stream(self._device)
-        begin.record(stream)
-        yield
-        end.record(stream)
-        self._events.append((begin, end))
-
-    @property
-    def ms(self) -> float:
-        """Milliseconds so far; waits for the device."""
-        if self._events:
-            torch.cuda.synchronize(self._device)
-        return self._seconds * 1e3 + sum(begin.elapsed_time(end) for begin, end in self._events)
-
-
-@dataclass(frozen=True)
-class Search:
-    """Scores of every request's windows.
-
-    Attributes:
-        similarity: Raw, [B, W].
-        relevance: As they meet the thresholds, [B, W]; NaN where a window takes no part.
-        ms: What it took, the plan for a budget included.
-    """
-
-    similarity: NDArray[np.float64]
-    relevance: NDArray[np.float64]
-    ms: float
 
 
 @dataclass
@@ -135,13 +87,15 @@ class Batch:
         ends = [p.visual_end if until_visual_end else len(p.embeds) for p in prompts]
         length = max(ends)
         device = prompts[0].embeds.device
-        embeds = prompts[0].embeds.new_zeros(len(prompts), length, prompts[0].embeds.shape[1])
+        embeds = prompts[0].embeds[None, :length]  # a prompt alone is not copied
+        if len(prompts) > 1:
+            rows = zip(prompts, ends, strict=True)
+            embeds = torch.stack([pad(prompt.embeds[:end], (0, 0, length - end, 0)) for prompt, end in rows])
         components = prompts[0].positions.shape[:-1]
         positions = prompts[0].positions.new_zeros(*components, len(prompts), length)
         visual = torch.zeros(len(prompts), length, dtype=torch.bool, device=device)
         real = torch.zeros_like(visual)
         for row, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
-            embeds[row, length - end :] = prompt.embeds[:end]
             positions[..., row, length - end :] = prompt.positions[..., :end]
             visual[row, length - end :] = prompt.visual_mask[:end]
             real[row, length - end :] = True
@@ -178,25 +132,6 @@ def windowed_attention(model: VideoModel) -> Iterator[None]:
             yield
         finally:
             config._attn_implementation = before
-
-
-def search(model: VideoModel, batch: Batch, settings: Quantization, policy: Policy) -> Search:
-    """Score the windows of every row (eq 8) and scale the scores; NaN when the policy does not look at them."""
-    visual = batch.visual
-    rows, count = visual.positions.shape[0], visual.windows
-    if not policy.needs_scores:
-        nothing = np.full((rows, count), np.nan)
-        return Search(nothing, nothing, 0.0)
-    watch = Stopwatch(batch.embeds.device)
-    with watch(), torch.inference_mode():
-        scores = [
-            windows.similarity(batch.embeds[row, visual.positions[row]], question, settings.window, settings.scorer)
-            for row, question in enumerate(batch.questions)
-        ]
-        similarity = torch.stack(scores).double().cpu().numpy()
-    started = time.perf_counter()
-    relevance = np.stack([windows.relevance(s, settings.score_norm, settings.fixed_first_window) for s in similarity])
-    return Search(similarity, relevance, watch.ms + (time.perf_counter() - started) * 1e3)
 
 
 def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int) -> WindowCache:
@@ -260,15 +195,15 @@ def prepare(
     """
     policy = policies.create(settings)
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
-    found = search(model, batch, settings, policy)
+    found = search(batch, settings, policy)
     cache = new_cache(model, batch, settings, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
-        started = time.perf_counter()
         full_bits = 8 * (cache.storage.dtype or model.dtype).itemsize
         budget = budget_for(batch.visual, cache.storage.codec, len(cache.layers), full_bits, bits)
-        policy.fit_budget(found.relevance, sensitivity, budget)
-        found = replace(found, ms=found.ms + (time.perf_counter() - started) * 1e3)
+        relevance = found.relevance
+        with found.on_host():
+            policy.fit_budget(relevance, sensitivity, budget)
     return Request(batch, policy, found, cache, sensitivity)
 
 
@@ -309,7 +244,9 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     deepstack = {} if batch.deepstack is None else model.deepstack_inputs(batch.visual_mask, batch.deepstack)
 
     def seal(layer: int, s: float | None) -> None:
-        plan = policy.plan_layer(layer, request.found.relevance, s)
+        relevance = request.found.relevance
+        with request.found.on_host():
+            plan = policy.plan_layer(layer, relevance, s)
         with sealing():
             request.cache.seal(layer, plan)
         result.plans.append(plan)
@@ -335,7 +272,7 @@ def _after_each_layer(
 ) -> Iterator[None]:
     """Hooks on the decoder layers: measure eq 9 if asked to, then call `then(layer, s_i)`. Always removed."""
     before: dict[int, torch.Tensor] = {}
-    measured: dict[int, float] = {}
+    measured: dict[int, HostCopy] = {}
     hooks = []
 
     def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -347,7 +284,7 @@ def _after_each_layer(
             before[index] = stream_of(args, kwargs)
 
         def after_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            measured[index] = float(windows.sensitivity(before.pop(index), stream_of(args, kwargs), padding))
+            measured[index] = HostCopy(windows.sensitivity(before.pop(index), stream_of(args, kwargs), padding))
 
         hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
         norm = layer.post_attention_layernorm
@@ -355,7 +292,10 @@ def _after_each_layer(
 
     def finish(index: int) -> Callable[..., None]:
         def leave(*ignored: Any) -> None:
-            then(index, measured.get(index) if measure else calibrated[index] if calibrated else None)
+            if measure:  # on its way while the device runs the rest of the layer
+                then(index, float(measured[index].get()))
+            else:
+                then(index, calibrated[index] if calibrated else None)
 
         return leave
 
@@ -490,21 +430,3 @@ def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) 
     # From the likeliest downwards, so that a tiny temperature makes no two infinities.
     below = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     return torch.multinomial(below.softmax(dim=-1), 1, generator=generator)[:, 0]
-
-
-def reset_peak(device: torch.device) -> None:
-    """Forget the peak so far, where the device counts it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """Peak of the device's allocator since `reset_peak`; on a CPU that of the whole process so far; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -18,34 +18,59 @@ if TYPE_CHECKING:
 
 # Below this spread the scores of a clip say nothing about its windows.
 MIN_SCORE_SPREAD = 1e-6
+# A shorter vector counts as zero, as in `torch.nn.functional.normalize`.
+MIN_NORM = 1e-12
+# Values compared at a time. They are read more than once, so that on a CPU they should fit in its cache; elsewhere they
+# should be worth the launch of a kernel.
+CPU_BLOCK_VALUES, BLOCK_VALUES = 2**20, 2**24
 
 
-def similarity(visual: torch.Tensor, text: torch.Tensor, window: int, scorer: Scorer = "cosine") -> torch.Tensor:
+def similarity(
+    embeds: torch.Tensor,
+    text: torch.Tensor,
+    window: int,
+    scorer: Scorer = "cosine",
+    visual: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Score of every whole window against the text.
 
     Args:
-        visual: Projected visual tokens, [M, D].
+        embeds: Projected visual tokens, or a prompt that holds them, [L, D].
         text: Embeddings of the question's tokens as the language model sees them, [N, D].
         window: S.
         scorer: `cosine` is eq 8, the mean cosine over all S x N pairs. Since the mean of products of unit vectors is
-            the product of their means, it costs O((M + N) D). `pearson` is the same after removing each row's mean.
+            the product of their means, it costs O((L + N) D). `pearson` is the same after removing each row's mean.
             `euclidean` is 1 / (1 + mean distance), our reading of Table 11.
+        visual: Places of the visual tokens in `embeds`, int64 [M]; None when it holds nothing else.
 
     Returns:
-        [W] float32, on the device of `visual`. The last M mod S tokens are not scored.
+        [W] float32, on the device of `embeds`, without waiting for it. The last M mod S tokens are not scored.
     """
-    windows = visual.shape[0] // window
-    visual = visual[: windows * window].float()
     text = text.float()
-    if scorer == "euclidean":
-        distance = torch.cdist(visual, text).mean(dim=1)
-        return 1 / (1 + distance.unflatten(0, (windows, window)).mean(dim=1))
     if scorer == "pearson":
-        visual = visual - visual.mean(dim=-1, keepdim=True)
         text = text - text.mean(dim=-1, keepdim=True)
-    unit_visual = torch.nn.functional.normalize(visual, dim=-1)
-    unit_text = torch.nn.functional.normalize(text, dim=-1)
-    return unit_visual.unflatten(0, (windows, window)).mean(dim=1) @ unit_text.mean(dim=0)
+    direction = torch.nn.functional.normalize(text, dim=-1).mean(dim=0)
+    scores = []
+    for block in embeds.split(_block_rows(embeds)):
+        tokens = block.float()
+        if scorer == "euclidean":
+            scores.append(torch.cdist(tokens, text).mean(dim=1))
+            continue
+        if scorer == "pearson":
+            tokens = tokens - tokens.mean(dim=-1, keepdim=True)
+        scores.append((tokens @ direction) / torch.linalg.vector_norm(tokens, dim=-1).clamp(min=MIN_NORM))
+    of_tokens = torch.cat(scores)
+    if visual is not None:  # the text was scored too: that is cheaper than copying the visual tokens together
+        of_tokens = of_tokens[visual]
+    windows = len(of_tokens) // window
+    means = of_tokens[: windows * window].view(windows, window).mean(dim=1)
+    return 1 / (1 + means) if scorer == "euclidean" else means
+
+
+def _block_rows(x: torch.Tensor) -> int:
+    """Rows of [..., D] to convert to float32 at a time."""
+    values = CPU_BLOCK_VALUES if x.device.type == "cpu" else BLOCK_VALUES
+    return max(1, values // x.shape[-1])
 
 
 def relevance(scores: NDArray[np.float64], norm: ScoreNorm, fixed_first_window: bool = True) -> NDArray[np.float64]:
@@ -90,8 +115,12 @@ def sensitivity(before: torch.Tensor, after: torch.Tensor, mask: torch.Tensor | 
         Scalar float32: cosine per token, averaged, clamped to [0, 1]. SqueezeAttention (arXiv 2404.04793) measures
         the same.
     """
-    cosine = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
-    mean = cosine.mean() if mask is None else cosine[mask].mean()
+    rows = _block_rows(before)
+    blocks = zip(before.flatten(0, -2).split(rows), after.flatten(0, -2).split(rows), strict=True)
+    cosines = [torch.nn.functional.cosine_similarity(x.float(), y.float(), dim=-1) for x, y in blocks]
+    cosine = torch.cat(cosines).view(before.shape[:-1])
+    # Not `cosine[mask]`: how long that is the host would have to wait for.
+    mean = cosine.mean() if mask is None else torch.where(mask, cosine, 0).sum() / mask.sum()
     return mean.clamp(0, 1)
 
 

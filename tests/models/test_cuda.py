@@ -8,7 +8,7 @@ import torch
 from tiny_models import llava_onevision
 
 import wq_kernels
-from wq_cli import engine
+from wq_cli import device, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
@@ -72,7 +72,7 @@ def test_one_layer_of_full_precision_at_most(folder: str, frames: np.ndarray) ->
     peaks = {}
     for policy in ("rtn2", "fp16"):
         torch.cuda.synchronize()
-        engine.reset_peak(model.device)
+        device.reset_peak(model.device)
         before = torch.cuda.memory_allocated()
         state = prefilled(model, prompt, Quantization(policy=policy))
         peaks[policy] = torch.cuda.max_memory_allocated() - before

@@ -56,6 +56,26 @@ def test_fewer_tokens_than_a_window_score_nothing() -> None:
     assert windows.similarity(torch.ones(31, 4), torch.ones(2, 4), 32).shape == (0,)
 
 
+@pytest.mark.parametrize("scorer", ["cosine", "pearson", "euclidean"])
+@pytest.mark.parametrize("block_values", [24, 200, 2**20])
+def test_visual_tokens_inside_a_prompt(monkeypatch: pytest.MonkeyPatch, scorer: str, block_values: int) -> None:
+    """Scored in blocks, between text and padding: as if they stood alone, in float64."""
+    monkeypatch.setattr(windows, "CPU_BLOCK_VALUES", block_values)
+    rng = np.random.default_rng(2)
+    prompt, text = rng.normal(size=(80, 24)) + 0.3, rng.normal(size=(5, 24)) - 0.2
+    prompt[:4] = 0
+    at = np.concatenate([np.arange(9, 40), np.arange(43, 71)])
+    v, t = prompt[at], text
+    if scorer == "euclidean":
+        distance = np.linalg.norm(v[:56, None] - t[None], axis=-1).mean(axis=1)
+        expected = 1 / (1 + distance.reshape(7, 8).mean(axis=1))
+    else:
+        v, t = (x - x.mean(axis=1, keepdims=True) if scorer == "pearson" else x for x in (v, t))
+        expected = np.array(pairwise_cosine(v, t, 8))
+    got = windows.similarity(torch.from_numpy(prompt), torch.from_numpy(text), 8, scorer, torch.from_numpy(at))
+    assert got.numpy() == pytest.approx(expected, abs=1e-6)
+
+
 def test_relevance_leaves_the_fixed_first_window_out() -> None:
     scores = np.array([9.0, 0.1, 0.3, 0.2])
     assert np.isnan(windows.relevance(scores, "minmax")[0])
@@ -106,6 +126,16 @@ def test_sensitivity_is_the_mean_cosine() -> None:
     mask = torch.tensor([[False, True, False]])
     assert float(windows.sensitivity(before, after, mask)) == pytest.approx(math.sqrt(0.5))
     assert float(windows.sensitivity(before, -after)) == 0
+
+
+def test_sensitivity_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "CPU_BLOCK_VALUES", 100)
+    rng = np.random.default_rng(3)
+    before, added = rng.normal(size=(2, 13, 16)), rng.normal(size=(2, 13, 16))
+    after, mask = before + 0.5 * added, rng.random((2, 13)) < 0.7
+    cosine = (before * after).sum(-1) / np.linalg.norm(before, axis=-1) / np.linalg.norm(after, axis=-1)
+    got = windows.sensitivity(torch.from_numpy(before), torch.from_numpy(after), torch.from_numpy(mask))
+    assert float(got) == pytest.approx(cosine[mask].mean(), abs=1e-6)
 
 
 def test_vote_is_the_majority_and_ties_go_up() -> None:

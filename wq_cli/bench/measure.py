@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli import engine
+from wq_cli import device, engine
 from wq_cli.results import BenchRow
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from wq_cli.config import Generation, Settings
     from wq_cli.models.base import Prompt, VideoModel
+    from wq_cli.search import Search
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ def measure(
     """
     started = time.perf_counter()
     _generate(model, prompts, settings, sensitivity)
-    _wait(model.device)
+    device.wait(model.device)
     warmup_ms = (time.perf_counter() - started) * 1e3
 
-    engine.reset_peak(model.device)
+    device.reset_peak(model.device)
     state, found, steps_ms = _generate(model, prompts, settings, sensitivity)
-    peak = engine.peak_bytes(model.device)
+    peak = device.peak_bytes(model.device)
     per_token = float(np.median(steps_ms))
     answer = log_probs = None
     kl = agreement = None
@@ -105,7 +106,7 @@ def _prefill(
     settings: Settings,
     sensitivity: Sequence[float] | None,
     until_visual_end: bool = False,
-) -> tuple[engine.Prefilled, engine.Search]:
+) -> tuple[engine.Prefilled, Search]:
     request = engine.prepare(
         model,
         prompts,
@@ -119,12 +120,12 @@ def _prefill(
 
 def _generate(
     model: VideoModel, prompts: list[Prompt], settings: Settings, sensitivity: Sequence[float] | None
-) -> tuple[engine.Prefilled, engine.Search, list[float]]:
+) -> tuple[engine.Prefilled, Search, list[float]]:
     """Question in the prompt as usual. Returns the milliseconds of every step after the first token as well."""
     state, found = _prefill(model, prompts, settings, sensitivity)
     marks = []
     for _ in engine.decode(model, state, settings.generation, stop_at_eos=False):
-        _wait(model.device)
+        device.wait(model.device)
         marks.append(time.perf_counter())
     return state, found, [1e3 * step for step in np.diff(marks)]
 
@@ -166,8 +167,3 @@ def forced(model: VideoModel, state: engine.Prefilled, answer: torch.Tensor) -> 
 
 def _length(settings: Settings, tokens: int) -> Generation:
     return replace(settings.generation, max_new_tokens=tokens, temperature=0.0)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
