@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -119,14 +120,24 @@ class Listener:
         screen: Where to show it.
         on_prepared: Called with everything known before the answer.
         stream: Print tokens to stdout as they come.
+        outlives_streams: Let the run go on when stdout or stderr takes no more: a file still waits for the result.
+
+    Attributes:
+        lost: Why a stream took no more, to be raised at the end.
     """
 
     def __init__(
-        self, screen: Screen, on_prepared: Callable[[AskResult], None] | None = None, stream: bool = False
+        self,
+        screen: Screen,
+        on_prepared: Callable[[AskResult], None] | None = None,
+        stream: bool = False,
+        outlives_streams: bool = False,
     ) -> None:
         self._screen = screen
         self._on_prepared = on_prepared
         self._stream = stream
+        self._outlives_streams = outlives_streams
+        self.lost: OSError | None = None
         self._block: Progress | None = None
         self._task: TaskID | None = None
         self._line_is_open = False
@@ -156,14 +167,25 @@ class Listener:
     def prepared(self, result: AskResult) -> None:
         if self._on_prepared:
             self._end_block()
-            self._on_prepared(result)
+            with self._losing_streams():
+                self._on_prepared(result)
 
     def token(self, text: str) -> None:
-        if not self._stream:
+        if not self._stream or self.lost:
             return
         self._end_block()
-        self._line_is_open = True
-        print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+        with self._losing_streams():
+            self._line_is_open = True
+            print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+    @contextmanager
+    def _losing_streams(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._outlives_streams:
+                raise
+            self._line_is_open, self.lost = False, error
 
     def _finish_task(self) -> None:
         if self._block and self._task is not None:

@@ -206,7 +206,7 @@ def load(name: str | None = None) -> Profile:
     content = read(path)
     if wrong := problems(content):
         raise ProfileError(
-            f"profile `{path.name}` is not valid: {'; '.join(wrong)}", f"see `wq profiles validate {path}`"
+            f"profile `{path.name}` is not valid: {'; '.join(wrong)}", "see `wq profiles show demo` for one that is"
         )
     if "sensitivity" in content:
         content["sensitivity"] = tuple(content["sensitivity"])

@@ -57,14 +57,17 @@ def test_profiles_show_explains_each_setting(capsys: pytest.CaptureFixture[str])
 def test_profiles_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("name: a\ndescription: b\nmodel: c\nwidow: 3\nframes: 0\n")
+    said = (
+        "profile `own.yaml` is not valid: unknown key `widow`, did you mean `window`?; "
+        "`frames` must be a whole number from 1, not `0`"
+    )
     assert main(["profiles", "validate", str(path)]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "unknown key `widow`, did you mean `window`?",
-        "`frames` must be a whole number from 1, not `0`",
-    ]
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.splitlines()[0] == f"error: {said}"
     assert main(["profiles", "validate", str(path), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["is_valid"] is False
-    assert ran_json(capsys, "profiles", "validate", "demo")["is_valid"] is True
+    failure = json.loads(capsys.readouterr().out)
+    assert (failure["kind"], failure["command"], failure["error"]) == ("error", "profiles validate", said)
+    assert ran_json(capsys, "profiles", "validate", "demo")["path"].endswith("demo.yaml")
 
 
 def test_doctor_names_versions_device_and_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +103,18 @@ def test_scenes_make_renders_a_clip_and_prints_questions_with_answers(
     for question in questions:
         assert question["answer"].split()[0] in shown.out
     assert f"wq ask '{target}' \"{questions[0]['text']}\"" in " ".join(shown.err.split())
+
+
+@pytest.mark.parametrize("line", [["inspect", "a.mp4", "--prompt", "q", "--png"], ["bench", "--plot"]])
+def test_a_picture_that_is_no_png_is_refused_before_the_work(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "map.jpeg"
+    assert main([*line, str(target)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: `{target}` cannot be drawn: pictures are PNG\n\nhint: `{tmp_path / 'map.png'}` can\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

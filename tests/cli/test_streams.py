@@ -125,6 +125,21 @@ def test_head_ends_quietly(arguments: list[str]) -> None:
     assert process.wait(timeout=60) == 1
 
 
+@pytest.mark.parametrize("line", [["ask", "clip.mp4", "q"], ["inspect", "c.mp4", "--prompt", "q"]])
+@pytest.mark.parametrize("option", ["--json", "--quiet", "--verbose"])
+def test_files_are_written_though_nobody_reads_the_streams(line: list[str], option: str, tmp_path: Path) -> None:
+    target, picture = tmp_path / "out.json", tmp_path / "map.png"
+    more = ["--png", str(picture)] if line[0] == "inspect" else []
+    command = [sys.executable, str(FAKE), "answer", *line, option, "--output", str(target), *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    document = json.loads(target.read_text())
+    assert document["command"] == line[0] and document.get("answer", ANSWER) == ANSWER
+    assert picture.exists() == bool(more)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("option", ["--json", "--quiet"])
 def test_a_full_disk_is_one_line(option: str) -> None:

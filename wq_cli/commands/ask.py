@@ -63,11 +63,18 @@ def ask(
             screen.notice(notice)
         screen.say("")
 
-    with Listener(screen, on_prepared=None if output.json else show, stream=not output.json) as listener:
+    with Listener(
+        screen,
+        on_prepared=None if output.json else show,
+        stream=not output.json,
+        outlives_streams=output.file is not None,
+    ) as listener:
         result = pipeline.ask(video, question, settings, listener)
+    output.emit(result)
+    if listener.lost:
+        raise listener.lost
     if not output.json:
         screen.say(summary.speed(result, glyphs))
-    output.emit(result)
 
 
 def _question(video: str, prompt: str) -> str:

@@ -74,7 +74,7 @@ def bench(
         if value < least:
             raise UsageError(f"`{name} {value}` is below {least}")
     names = None if policies is None else split_policies(policies)
-    output.check(plot)
+    output.check(picture=plot)
 
     from wq_cli import bench as benchmark
     from wq_cli.report import comparison
@@ -93,6 +93,12 @@ def bench(
             fidelity_tokens=fidelity_tokens,
             random_weights=random_weights,
         )
+    if plot:
+        from wq_cli.report.files import write
+        from wq_cli.report.plot import draw_plot
+
+        write(plot, draw_plot(result))
+    output.emit(result)
     if not output.json:
         glyphs = glyphs_for(screen.stdout)
         screen.result(comparison.bench_table(result, screen.stdout.width, glyphs))
@@ -102,12 +108,6 @@ def bench(
             screen.notice(sentence)
         for notice in result.notices:
             screen.notice(notice)
-    if plot:
-        from wq_cli.report.files import write
-        from wq_cli.report.plot import draw_plot
-
-        write(plot, draw_plot(result))
-    output.emit(result)
 
 
 def split_policies(text: str) -> list[str]:

@@ -49,6 +49,7 @@ def doctor(*, runtime: Runtime, output: Output) -> None:
     """Show versions, the device, the backend and why, and memory."""
     output.check()
     result = _examine(runtime)
+    output.emit(result)
     if not output.json:
         from rich.table import Table
         from rich.text import Text
@@ -75,7 +76,6 @@ def doctor(*, runtime: Runtime, output: Output) -> None:
         for name, text in rows.items():
             grid.add_row(name, Text(text))
         screen.result(grid)
-    output.emit(result)
 
 
 def _examine(runtime: Runtime) -> DoctorResult:

@@ -54,8 +54,8 @@ def evaluate(
     settings = Settings(Sampling(frames=frames), quantization, Generation(max_new_tokens=max_new_tokens), runtime)
     with Listener(screen) as listener:
         result = bench.evaluate(settings, listener, suite=suite, policies=names, questions=questions)
+    output.emit(result)
     if not output.json:
         screen.result(comparison.eval_table(result))
         screen.say("")
         screen.say(comparison.eval_conditions(result, glyphs_for(screen.stderr)))
-    output.emit(result)

@@ -50,7 +50,7 @@ def inspect(
 ) -> None:
     """Show which windows of a video are about something, and the bits each layer gives them."""
     settings = Settings(sampling, replace(quantization, policy=policy), runtime=runtime, limits=limits)
-    output.check(png)
+    output.check(picture=png)
 
     from wq_cli import pipeline
     from wq_cli.report import heatmap, summary, tables
@@ -59,6 +59,12 @@ def inspect(
     screen = output.screen()
     with Listener(screen) as listener:
         result, clip = pipeline.inspect(video, prompts, settings, listener)
+    if png:
+        from wq_cli.report.files import write
+        from wq_cli.report.png import draw_map
+
+        write(png, draw_map(result, clip.frames))
+    output.emit(result)
     if not output.json:
         screen.say(summary.inspect_summary(result, glyphs_for(screen.stderr), verbose=output.verbose))
         screen.say("")
@@ -70,9 +76,3 @@ def inspect(
                 screen.result(tables.window_table(windows, result.video.duration_seconds, glyphs, every_row=True))
         for notice in result.notices:
             screen.notice(notice)
-    if png:
-        from wq_cli.report.files import write
-        from wq_cli.report.png import draw_map
-
-        write(png, draw_map(result, clip.frames))
-    output.emit(result)

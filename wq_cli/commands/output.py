@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wq_cli.console import Screen
+from wq_cli.errors import WqError
 
 
 @dataclass(frozen=True)
@@ -23,23 +24,26 @@ class Output:
     def screen(self) -> Screen:
         return Screen(quiet=self.quiet, progress=self.progress)
 
-    def check(self, *more: Path | None) -> None:
+    def check(self, *more: Path | None, picture: Path | None = None) -> None:
         """Refuse before the work what would fail after it.
 
         Args:
             more: Other files that will be written.
+            picture: One that will be a PNG, whatever it is called.
 
         Raises:
-            WqError: One of the files cannot be written.
+            WqError: One of the files cannot be written, or a picture is called something else than a PNG.
         """
         from wq_cli.report.files import check_target
 
-        for path in (self.file, *more):
+        for path in (self.file, picture, *more):
             if path:
                 check_target(path)
+        if picture and picture.suffix.lower() not in ("", ".png"):
+            raise WqError(f"`{picture}` cannot be drawn: pictures are PNG", f"`{picture.with_suffix('.png')}` can")
 
     def emit(self, result: Any) -> None:
-        """The JSON document to where it was asked for.
+        """The JSON document to where it was asked for, the file first: whoever reads stdout may be gone already.
 
         Raises:
             WqError: `file` cannot be written; what was there before is still there.

@@ -63,12 +63,10 @@ class ProfileDetails:
 
 @dataclass(frozen=True)
 class ProfileValidation:
-    """What `wq profiles validate` prints."""
+    """What `wq profiles validate` prints of a profile that is valid."""
 
     command: str
     path: str
-    is_valid: bool
-    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ def list_(*, output: Output) -> None:
     from wq_cli.report.format import glyphs_for
 
     rows = tuple(_row(name) for name in profile.names())
+    output.emit(ProfileList("profiles list", rows))
     if not output.json:
         screen = output.screen()
         mark = glyphs_for(screen.stdout).mark
@@ -102,7 +101,6 @@ def list_(*, output: Output) -> None:
             table.add_row(mark if row.is_default else "", row.name, about, style="bold" if row.is_default else "")
         screen.result(table)
         screen.say(f"\nyour own profiles: {profile.config_folder() / 'profiles'}")
-    output.emit(ProfileList("profiles list", rows))
 
 
 def _row(name: str) -> ProfileRow:
@@ -126,6 +124,8 @@ def show(name: Name, *, output: Output) -> None:
 
     found = profile.load(name)
     explained = profile.explain(found)
+    values = {key: value for key, value, _ in explained}
+    output.emit(ProfileDetails("profiles show", str(found.path), name == profile.default_name(), values))
     if not output.json:
         screen = output.screen()
         grid = Table.grid(padding=(0, 2))
@@ -136,8 +136,6 @@ def show(name: Name, *, output: Output) -> None:
             grid.add_row(key, Text(_as_text(value)), meaning)
         screen.result(grid)
         screen.say(f"\n{found.path}")
-    values = {key: value for key, value, _ in explained}
-    output.emit(ProfileDetails("profiles show", str(found.path), name == profile.default_name(), values))
 
 
 def _as_text(value: Any) -> str:
@@ -150,14 +148,10 @@ def _as_text(value: Any) -> str:
 def validate(name: Name, *, output: Output) -> None:
     """Check a profile: unknown keys, types, ranges."""
     output.check()
-    path = profile.find(name)
-    wrong = tuple(profile.problems(profile.read(path)))
+    path = profile.load(name).path
+    output.emit(ProfileValidation("profiles validate", str(path)))
     if not output.json:
-        screen = output.screen()
-        screen.result("\n".join(wrong) if wrong else f"{path} is valid")
-    output.emit(ProfileValidation("profiles validate", str(path), not wrong, wrong))
-    if wrong:
-        raise typer.Exit(ProfileError.exit_code)
+        output.screen().result(f"{path} is valid")
 
 
 @grouped

@@ -47,6 +47,7 @@ def make(
     from wq_cli.scenes.make import make as render
 
     questions = render(path, seed=seed, seconds=seconds, fps=fps, size=size)
+    output.emit(SceneResult("scenes make", str(path), seed, tuple(asdict(question) for question in questions)))
     if not output.json:
         screen = output.screen()
         grid = Table.grid(padding=(0, 3))
@@ -58,4 +59,3 @@ def make(
         screen.say("")
         if questions:
             screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[0].text}"')
-    output.emit(SceneResult("scenes make", str(path), seed, tuple(asdict(question) for question in questions)))
