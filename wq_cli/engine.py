@@ -109,13 +109,13 @@ class Batch:
 
     @property
     def next_position(self) -> torch.Tensor:
-        """Rotary position after the highest of each row, int64 [B]."""
+        """Rotary position after each row, int64 [B]."""
         return _next_position(self.positions)
 
 
 def _next_position(positions: torch.Tensor) -> torch.Tensor:
-    """[B, L] or [3, B, L] to [B]: past the highest position, as transformers counts on after a video."""
-    return positions.movedim(-2, 0).flatten(1).amax(dim=1) + 1
+    """[B, L] or [3, B, L] to [B]: transformers counts on from the last token, whose components are equal in text."""
+    return positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0) + 1
 
 
 @contextmanager

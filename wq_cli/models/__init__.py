@@ -11,6 +11,9 @@ FAMILIES = {
     "llava": ("llava", "Llava", "LlavaForConditionalGeneration"),
     "llava_next": ("llava_next", "LlavaNext", "LlavaNextForConditionalGeneration"),
     "llava_next_video": ("llava_next_video", "LlavaNextVideo", "LlavaNextVideoForConditionalGeneration"),
+    "qwen2_vl": ("qwen_vl", "Qwen2VL", "Qwen2VLForConditionalGeneration"),
+    "qwen2_5_vl": ("qwen_vl", "Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": ("qwen_vl", "Qwen3VL", "Qwen3VLForConditionalGeneration"),
     "smolvlm": ("smolvlm", "SmolVLM", "SmolVLMForConditionalGeneration"),
 }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Frames per call of the vision tower; its activations, not its weights, fill a small card.
+# Frames per call of the vision tower where memory does not decide.
 FRAMES_PER_BATCH = 8
 
 
@@ -69,7 +69,7 @@ class Prompt:
     @property
     def next_position(self) -> int:
         """Rotary position of the first answer token."""
-        return int(self.positions.max()) + 1
+        return int(self.positions[..., -1].max()) + 1
 
 
 class VideoModel(ABC):

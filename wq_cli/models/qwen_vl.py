@@ -1,0 +1,116 @@
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: frames in pairs, sizes kept, rotary positions of time, height and width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers.video_utils import VideoMetadata
+
+from wq_cli.models.base import FRAMES_PER_BATCH, VideoModel, VisualFeatures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+# Times are given to transformers as frame numbers at this rate.
+MILLISECONDS = 1000
+
+
+class Qwen2VL(VideoModel):
+    """One run of `<|video_pad|>`: the merged patches of each pair of frames, an odd last frame paired with itself.
+
+    Frames keep their shape and, between the processor's least and most pixels, their size. Text counts on after a
+    video from its larger side, not from its length.
+    """
+
+    model_type = "qwen2_vl"
+
+    @property
+    def decoder(self) -> Any:
+        return self.model.model.language_model
+
+    @property
+    def video_token_id(self) -> int:
+        return int(self.model.config.video_token_id)
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        frames: NDArray[np.uint8],
+        pts_seconds: NDArray[np.float64],
+        on_frames: Callable[[int], None] = lambda count: None,
+    ) -> VisualFeatures:
+        # The size of a frame may depend on how many there are, so the processor gets all of them; the tower, where
+        # the memory goes, sees each pair alone and can take them in batches.
+        per_token = self.processor.video_processor.temporal_patch_size
+        paired = frames if len(frames) >= per_token else frames.repeat(per_token, axis=0)
+        inputs = self.processor.video_processor(videos=[paired], do_sample_frames=False, return_tensors="pt")
+        time, height, width = inputs["video_grid_thw"][0].tolist()
+        pixels = inputs["pixel_values_videos"].unflatten(0, (time, height * width))
+        outputs = []
+        for start in range(0, time, FRAMES_PER_BATCH // per_token):
+            batch = pixels[start : start + FRAMES_PER_BATCH // per_token]
+            shape = torch.tensor([[len(batch), height, width]], device=self.device)
+            outputs.append(self.model.model.visual(batch.flatten(0, 1).to(self.device, self.dtype), grid_thw=shape))
+            on_frames(min(per_token * len(batch), len(frames) - per_token * start))
+        embeds = torch.cat([output.pooler_output for output in outputs])
+        return VisualFeatures(
+            embeds,
+            np.repeat(np.arange(time) * per_token, len(embeds) // time),
+            pts_seconds,
+            frames_per_token=per_token,
+            grid=(time, height, width),
+            deepstack=self._deepstack(outputs),
+        )
+
+    def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
+        """What the tower gives for the first decoder layers, [layers, M, D]."""
+        return None
+
+    def visual_texts(self, visual: VisualFeatures) -> list[str]:
+        inputs = {"video_grid_thw": torch.tensor([visual.grid]), "video_metadata": [_metadata(visual.pts_seconds)]}
+        return [self.processor.replace_video_token(inputs, video_idx=0)]
+
+    def positions(self, visual_mask: torch.Tensor, visual: VisualFeatures) -> torch.Tensor:
+        kinds = 2 * visual_mask[None].int()  # 2 is a video for transformers, 0 a text
+        positions, _ = self.model.model.get_rope_index(
+            torch.zeros_like(kinds, dtype=torch.int64),  # which text it is does not matter
+            mm_token_type_ids=kinds,
+            video_grid_thw=torch.tensor([visual.grid], device=visual_mask.device),
+            second_per_grid_ts=[visual.frames_per_token * _seconds_between(visual.pts_seconds)],
+        )
+        return positions[:, 0]
+
+
+class Qwen2_5_VL(Qwen2VL):
+    """As Qwen2-VL, but positions along time follow the seconds between frames."""
+
+    model_type = "qwen2_5_vl"
+
+
+class Qwen3VL(Qwen2VL):
+    """Every pair of frames has its own grid and a time stamp before it; DeepStack adds to the first decoder layers."""
+
+    model_type = "qwen3_vl"
+
+    def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
+        return torch.stack([torch.cat(layer) for layer in zip(*(o.deepstack_features for o in outputs), strict=True)])
+
+    def deepstack_inputs(self, visual_mask: torch.Tensor, deepstack: torch.Tensor) -> dict[str, Any]:
+        return {"visual_pos_masks": visual_mask, "deepstack_visual_embeds": list(deepstack)}
+
+
+def _metadata(pts_seconds: NDArray[np.float64]) -> VideoMetadata:
+    """Frame times as transformers wants them."""
+    numbers = np.rint(pts_seconds * MILLISECONDS).astype(int).tolist()
+    return VideoMetadata(total_num_frames=numbers[-1] + 1, fps=MILLISECONDS, frames_indices=numbers)
+
+
+def _seconds_between(pts_seconds: NDArray[np.float64]) -> float:
+    """Mean seconds from frame to frame, to the millisecond so that even steps do not fall short of whole numbers."""
+    if len(pts_seconds) < 2:
+        return 1.0
+    return round(float(pts_seconds[-1] - pts_seconds[0]) / (len(pts_seconds) - 1), 3)
