@@ -42,6 +42,7 @@ def test_full_precision_gives_generates_tokens(folder: str, frames: np.ndarray) 
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
     inputs = model.processor(text=[text], videos=[list(frames)], do_sample_frames=False, return_tensors="pt")
+    inputs["pixel_values_videos"] = model.video_pixels(frames)[None]  # a rounding apart from those of the CPU
     inputs = inputs.to("cuda", torch.float16)
     expected = model.model.generate(**inputs, do_sample=False, max_new_tokens=12)[0, inputs["input_ids"].shape[1] :]
     state = prefilled(model, prompt_of(model, frames), Quantization(policy="fp16"))
@@ -64,6 +65,19 @@ def test_question_through_the_packed_cache(folder: str, frames: np.ndarray, poli
 
     expected, ours = logits("torch"), logits("triton")
     assert (ours - expected).norm() / expected.norm() < (0.005 if dtype == "float16" else 0.03)
+
+
+def test_pixels_are_those_of_the_cpu(folder: str, frames: np.ndarray) -> None:
+    """Up to the rounding of ties, frames of the hardest edges included; a level is 1 / 255 of the scaled range."""
+    model = loading.load(folder, torch.device("cuda"), "float32")
+    processor = model.processor.video_processor
+    hard = np.where(frames > 127, 255, 0).astype(np.uint8)
+    for clip in (frames, hard):
+        expected = processor(videos=[clip], do_sample_frames=False, return_tensors="pt")["pixel_values_videos"][0]
+        made = model.video_pixels(clip).cpu()
+        level = 1 / 255 / min(processor.image_std)
+        assert (made - expected).abs().max() <= 2.01 * level
+        assert ((made - expected).abs() > 0.1 * level).float().mean() < 0.02
 
 
 def test_one_layer_of_full_precision_at_most(folder: str, frames: np.ndarray) -> None:

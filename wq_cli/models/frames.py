@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from wq_cli.device import free_bytes, to_device
 from wq_cli.models.base import FRAMES_PER_BATCH, VideoModel, VisualFeatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+# More frames at a time would not make a GPU faster, and progress would come in fewer steps.
+MAX_FRAMES_PER_BATCH = 64
+# Share of the free memory that the vision tower may fill: the prefill needs memory too, and allocators leave gaps.
+MEMORY_SHARE = 0.5
 
 
 class FrameModel(VideoModel):
@@ -35,20 +41,83 @@ class FrameModel(VideoModel):
         on_frames: Callable[[int], None] = lambda count: None,
     ) -> VisualFeatures:
         batches = []
-        for start in range(0, len(frames), FRAMES_PER_BATCH):
-            batch = frames[start : start + FRAMES_PER_BATCH]
+        count = self._frames_per_batch()
+        for start in range(0, len(frames), count):
+            batch = frames[start : start + count]
             batches.append(self.frame_tokens(batch))
             on_frames(len(batch))
         tokens = torch.cat(batches)
         return VisualFeatures(tokens.flatten(0, 1), np.repeat(np.arange(len(tokens)), tokens.shape[1]), pts_seconds)
 
+    def _frames_per_batch(self) -> int:
+        if self.device.type != "cuda":
+            return FRAMES_PER_BATCH
+        config = self.model.config
+        vision, width = config.vision_config, config.get_text_config().hidden_size
+        return frames_per_batch(
+            tokens=int(np.prod(np.broadcast_to(vision.image_size, 2) // vision.patch_size)),
+            hidden=vision.hidden_size,
+            widest=max(vision.intermediate_size, width),
+            layers=vision.num_hidden_layers,
+            itemsize=self.dtype.itemsize,
+            free_bytes=free_bytes(self.device),
+        )
+
     def video_pixels(self, frames: NDArray[np.uint8]) -> torch.Tensor:
         """Frames as the video processor prepares them, [F, 3, H, W]. They were chosen already: it samples nothing."""
-        prepared = self.processor.video_processor(videos=[frames], do_sample_frames=False, return_tensors="pt")
+        processor = self.processor.video_processor
+        video = torch.from_numpy(frames)
+        if self.device.type == "cuda" and has_fixed_size(processor):
+            video = resized_in_width(processor, to_device(video, self.device).permute(0, 3, 1, 2))
+        else:
+            video = video.permute(0, 3, 1, 2)
+        prepared = processor(videos=[video], do_sample_frames=False, return_tensors="pt")
         # The name of the pixels is the model's, which is not always that of a video.
         (name,) = (name for name in prepared if name.startswith("pixel_values"))
         pixels: torch.Tensor = prepared[name][0].to(self.device, self.dtype)
         return pixels
+
+
+def frames_per_batch(*, tokens: int, hidden: int, widest: int, layers: int, itemsize: int, free_bytes: int) -> int:
+    """Frames that a vision tower may take in one call.
+
+    Args:
+        tokens: Patches of a frame.
+        hidden: Width of the tower.
+        widest: Width of its MLP or of the projector behind it, whichever is wider.
+        layers: Layers of the tower. Their outputs are counted, since transformers may keep all of them.
+        itemsize: Bytes of a number.
+        free_bytes: Memory that is free on the device.
+
+    Returns:
+        Between 1 and `MAX_FRAMES_PER_BATCH`.
+    """
+    # In the MLP: the residual stream and its norm, then what enters and leaves the activation function and one more.
+    of_token = (2 + layers) * hidden + 3 * widest
+    fits = int(free_bytes * MEMORY_SHARE) // (tokens * of_token * itemsize)
+    return max(1, min(fits, MAX_FRAMES_PER_BATCH))
+
+
+def has_fixed_size(processor: Any) -> bool:
+    """Whether a video processor squeezes every frame to one height and width, and does no more to its shape."""
+    size = processor.size
+    return bool(processor.do_resize and size.height and size.width and not processor.do_center_crop)
+
+
+def resized_in_width(processor: Any, video: torch.Tensor) -> torch.Tensor:
+    """The first half of a video processor's resize, uint8 [F, 3, H, W] to [F, 3, H, width].
+
+    On a CPU pixels are resized in width, rounded and clamped to 8 bits, then resized in height. On CUDA they are
+    rounded once at the end: where bicubic weights overshoot at an edge, values are up to 25 apart. In two calls both
+    give the same, up to the rounding of ties.
+    """
+    size = {"height": video.shape[2], "width": processor.size.width}
+    half = processor(
+        videos=[video], size=size, do_rescale=False, do_normalize=False, do_sample_frames=False, return_tensors="pt"
+    )
+    (pixels,) = half.values()
+    narrowed: torch.Tensor = pixels[0]
+    return narrowed
 
 
 def tokens_per_frame(visual: VisualFeatures) -> list[int]:
@@ -68,7 +137,31 @@ def tower_features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
         [F, patches, layers x width of the tower].
     """
     config = model.config
-    hidden = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
     chosen = config.vision_feature_layer
-    features = torch.cat([hidden[layer] for layer in ([chosen] if isinstance(chosen, int) else chosen)], dim=-1)
+    hidden = _hidden_states(model.model.vision_tower, pixels, [chosen] if isinstance(chosen, int) else chosen)
+    features = hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=-1)
     return features[:, 1:] if config.vision_feature_select_strategy == "default" else features
+
+
+def _hidden_states(tower: Any, pixels: torch.Tensor, chosen: list[int]) -> list[torch.Tensor]:
+    """`tower(pixels, output_hidden_states=True).hidden_states[i]` of the chosen i, without holding the others.
+
+    The first is what enters the layers, the last is what leaves them, before the tower's last norm.
+    """
+    layers = next(module for module in tower.modules() if isinstance(module, torch.nn.ModuleList))
+    indices = [range(len(layers) + 1)[i] for i in chosen]
+    found: dict[int, torch.Tensor] = {}
+
+    def keep(index: int) -> Callable[..., None]:
+        def hook(layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            found[index] = output if index else inputs[0]
+
+        return hook
+
+    hooks = [layers[max(index - 1, 0)].register_forward_hook(keep(index)) for index in set(indices)]
+    try:
+        tower(pixels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [found[index] for index in indices]

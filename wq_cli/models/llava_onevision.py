@@ -9,6 +9,7 @@ import torch
 
 from wq_cli.models.base import VisualFeatures
 from wq_cli.models.frames import FrameModel, tower_features
+from wq_cli.models.pooling import halve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +40,8 @@ class LlavaOnevision(FrameModel):
     def frame_tokens(self, frames: NDArray[np.uint8]) -> torch.Tensor:
         inner = self.model.model
         features = inner.multi_modal_projector(tower_features(self.model, self.video_pixels(frames)))
-        tokens: torch.Tensor = inner.apply_pooling(features)
-        return tokens
+        side = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
+        return halve(features, side, side)
 
     def visual_texts(self, visual: VisualFeatures) -> list[str]:
         return [self.placeholder * len(visual.embeds)]
