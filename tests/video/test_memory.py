@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -86,9 +88,9 @@ def test_three_hundred_reads_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_in_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> np.ndarray:
-        raise MemoryError
+    def full(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     path = make(tmp_path / "a.mp4", n=2)
-    monkeypatch.setattr(np, "empty", full)
+    monkeypatch.setattr(mmap, "mmap", full)
     assert "do not fit in memory" in error_of(path).message
