@@ -108,6 +108,7 @@ def test_prompt_is_the_processors(model: VideoModel, count: int, size: tuple[int
         assert torch.allclose(ours, theirs, atol=1e-4)
     per_pair = len(visual.embeds) // -(-count // 2)
     assert visual.frames.tolist() == np.repeat(np.arange(0, count, 2), per_pair).tolist()
+    assert np.array_equal(model.frame_of_tokens(frames, np.arange(count) / FPS), visual.frames)
 
 
 def test_progress_counts_every_frame_once(model: VideoModel, frames: np.ndarray) -> None:

@@ -146,6 +146,10 @@ class VideoModel(ABC):
             on_frames: Called with the number of frames just encoded.
         """
 
+    def frame_of_tokens(self, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+        """`VisualFeatures.frames` of a clip, which a model that has no weights yet can tell too."""
+        return self.encode(frames, pts_seconds).frames
+
     @property
     def placeholder(self) -> str:
         """What the chat template writes in the place of a clip, or of each of its frames."""

@@ -43,28 +43,47 @@ class Qwen2VL(VideoModel):
         pts_seconds: NDArray[np.float64],
         on_frames: Callable[[int], None] = lambda count: None,
     ) -> VisualFeatures:
-        # The size of a frame may depend on how many there are, so the processor gets all of them; the tower, where
-        # the memory goes, sees each pair alone and can take them in batches.
-        per_token = self.processor.video_processor.temporal_patch_size
-        paired = frames if len(frames) >= per_token else frames.repeat(per_token, axis=0)
-        inputs = self.processor.video_processor(videos=[paired], do_sample_frames=False, return_tensors="pt")
-        time, height, width = inputs["video_grid_thw"][0].tolist()
-        pixels = inputs["pixel_values_videos"].unflatten(0, (time, height * width))
+        pixels, grid = self._patches(frames)
+        time, height, width = grid
+        pairs = FRAMES_PER_BATCH // self._per_token
         outputs = []
-        for start in range(0, time, FRAMES_PER_BATCH // per_token):
-            batch = pixels[start : start + FRAMES_PER_BATCH // per_token]
+        for start in range(0, time, pairs):
+            batch = pixels[start : start + pairs]
             shape = torch.tensor([[len(batch), height, width]], device=self.device)
             outputs.append(self.model.model.visual(batch.flatten(0, 1).to(self.device, self.dtype), grid_thw=shape))
-            on_frames(min(per_token * len(batch), len(frames) - per_token * start))
-        embeds = torch.cat([output.pooler_output for output in outputs])
+            on_frames(min(self._per_token * len(batch), len(frames) - self._per_token * start))
         return VisualFeatures(
-            embeds,
-            np.repeat(np.arange(time) * per_token, len(embeds) // time),
+            torch.cat([output.pooler_output for output in outputs]),
+            self._frames_of(grid),
             pts_seconds,
-            frames_per_token=per_token,
-            grid=(time, height, width),
+            frames_per_token=self._per_token,
+            grid=grid,
             deepstack=self._deepstack(outputs),
         )
+
+    @property
+    def _per_token(self) -> int:
+        return int(self.processor.video_processor.temporal_patch_size)
+
+    def _patches(self, frames: NDArray[np.uint8]) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Frames to patches of pairs, [time, height * width, numbers of a patch], and (time, height, width).
+
+        The processor gets all frames at once, since their size may depend on how many there are. The tower, where the
+        memory goes, sees every pair alone and takes them in batches.
+        """
+        paired = frames if len(frames) >= self._per_token else frames.repeat(self._per_token, axis=0)
+        inputs = self.processor.video_processor(videos=[paired], do_sample_frames=False, return_tensors="pt")
+        time, height, width = inputs["video_grid_thw"][0].tolist()
+        return inputs["pixel_values_videos"].unflatten(0, (time, height * width)), (time, height, width)
+
+    def _frames_of(self, grid: tuple[int, int, int]) -> NDArray[np.int64]:
+        """First frame of each visual token, [M]."""
+        time, height, width = grid
+        per_pair = height * width // self.model.config.vision_config.spatial_merge_size**2
+        return np.repeat(np.arange(time) * self._per_token, per_pair)
+
+    def frame_of_tokens(self, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+        return self._frames_of(self._patches(frames)[1])
 
     def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
         """What the tower gives for the first decoder layers, [layers, M, D]."""
