@@ -14,6 +14,7 @@ Scorer = Literal["cosine", "pearson", "euclidean"]
 ZeroPoint = Literal["float", "integer"]
 SensitivitySource = Literal["auto", "online", "profile"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Weights = Literal["full", "4bit"]
 Backend = Literal["auto", "triton", "torch"]
 Sample = Literal["uniform", "fps", "scene", "keyframes"]
 
@@ -164,13 +165,21 @@ class Generation:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Which model runs where."""
+    """Which model runs where.
+
+    Attributes:
+        device: `auto`, `multi` for layers spread over all GPUs, or a device of PyTorch.
+        weights: Whether the decoder's weights are kept in 4 bits.
+        offline: Nothing is downloaded.
+    """
 
     profile: str | None = None
     model: str | None = None
     device: str = "auto"
     dtype: Dtype = "auto"
+    weights: Weights = "full"
     backend: Backend = "auto"
+    offline: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 STAGE_LABELS = {
     "load": "loading the model",
+    "download": "downloading",
     "decode": "decoding frames",
     "encode": "encoding frames",
     "score": "scoring windows",
@@ -164,6 +165,9 @@ class Listener:
         if self._block and self._task is not None:
             self._block.advance(self._task, steps)
 
+    def notice(self, text: str) -> None:
+        self._screen.notice(text)
+
     def prepared(self, result: AskResult) -> None:
         if self._on_prepared:
             self._end_block()
@@ -202,12 +206,16 @@ def _progress_block(console: Console) -> Progress:
     """One line a stage, erased when it stops."""
     from rich import progress
 
+    from wq_cli.report.format import size
+
     class Count(progress.ProgressColumn):
         def render(self, task: progress.Task) -> Any:
             from rich.text import Text
 
-            counted = task.total and not task.finished
-            return Text(f"{task.completed:.0f}/{task.total:.0f}" if counted else "", style="dim")
+            if not task.total or task.finished:
+                return Text("")
+            shown = size if task.description == STAGE_LABELS["download"] else str
+            return Text(f"{shown(int(task.completed))}/{shown(int(task.total))}", style="dim")
 
     plain = console.options.ascii_only
     return progress.Progress(

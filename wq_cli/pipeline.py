@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +21,11 @@ from wq_cli.results import AskResult, InspectResult, LayerResult, TimingResult, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from wq_cli.engine import Prefilled
     from wq_cli.models.base import VideoModel, VisualFeatures
+    from wq_cli.models.loading import Checkpoint
     from wq_cli.profile import Profile
     from wq_cli.video import Clip
 
@@ -32,13 +34,16 @@ DEMO_MODEL = "demo"
 
 
 class Listener(Protocol):
-    """Hears about a run while it goes on. Stages: load, decode, encode, score, prefill, generate."""
+    """Hears about a run while it goes on. Stages: load (download, load), decode, encode, score, prefill, generate."""
 
     def stage(self, name: str, total: int | None = None) -> None:
         """A stage begins; `total` steps where they can be counted."""
 
     def advance(self, steps: int = 1) -> None:
         """Some steps of the stage are done."""
+
+    def notice(self, text: str) -> None:
+        """What the user should know before the work is done."""
 
     def prepared(self, result: AskResult) -> None:
         """The cache is sealed: everything is known but the answer (`answer` is empty, decode times are None)."""
@@ -77,8 +82,8 @@ def ask(video: str, prompt: str, settings: Settings, listener: Listener) -> AskR
     if not prompt.strip():
         raise WqError("the question is empty", 'ask something: wq ask VIDEO "what happens?"')
     with backend(settings):
-        loaded = open_video(video, settings, listener)
-        with _memory_errors(loaded):
+        loaded = open_video(video, settings, listener, settings.generation.max_new_tokens)
+        with _memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
             return _answer(loaded, prompt, settings, listener)
 
 
@@ -183,7 +188,7 @@ def inspect(video: str, prompts: list[str], settings: Settings, listener: Listen
     """
     with backend(settings):
         loaded = open_video(video, settings, listener)
-        with _memory_errors(loaded):
+        with _memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
             return _map(loaded, prompts, settings, listener), loaded.clip
 
 
@@ -224,57 +229,90 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
     )
 
 
-def open_video(video: str, settings: Settings, listener: Listener) -> Loaded:
+def open_video(video: str, settings: Settings, listener: Listener, new_tokens: int = 0) -> Loaded:
     """Load the model, read the video meanwhile, and encode its frames.
+
+    Args:
+        video: Path of the file.
+        settings: All options.
+        listener: Told of stages.
+        new_tokens: Longest answer, which must find room behind the frames.
 
     Raises:
         WqError: Profile, model, device or video cannot be used.
     """
     from wq_cli import profile as profiles
+    from wq_cli import room
     from wq_cli import video as reader
 
     profile = profiles.load(settings.runtime.profile)
-    reader.probe(video, settings.limits, settings.sampling)
+    if settings.runtime.offline and reader.is_web_address(video):
+        raise WqError(f"`{video}` is on the web", "leave `--offline` away")
+    info = reader.probe(video, settings.limits, settings.sampling)
     listener.stage("load")
     is_over = Event()
     with ThreadPoolExecutor(1) as pool:
         try:
             reading = pool.submit(_timed_read, video, settings, profile, is_over)
             started = time.perf_counter()
-            model = load_model(profile, settings)
+            checkpoint = open_checkpoint(profile, settings, listener)
+            if settings.limits.max_visual_tokens is None:
+                room.check_before_weights(
+                    checkpoint.outline,
+                    info,
+                    planned_frames=room.planned_frames(info, settings.sampling, profile.frames),
+                    max_side=profile.max_side,
+                    new_tokens=new_tokens,
+                    read_frames=lambda: len(reading.result()[0].frames),
+                )
+            model = load_model(checkpoint, settings, listener)
             load_ms = (time.perf_counter() - started) * 1e3
             listener.stage("decode")
             clip, decode_ms = reading.result()
         finally:
             is_over.set()  # the pool waits for its thread, also after an error or Ctrl-C
-    clip = _within_token_limit(model, clip, settings.limits.max_visual_tokens)
+    clip = room.within_token_limit(model, clip, settings.limits.max_visual_tokens)
     listener.stage("encode", len(clip.frames))
     started = time.perf_counter()
-    visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
+    with _memory_errors(model.device, len(clip.frames), settings):
+        visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
     encode_ms = (time.perf_counter() - started) * 1e3
     named = settings.runtime.model
     is_demo = named is None and profile.model == DEMO_MODEL
     return Loaded(profile, named or profile.name, is_demo, model, clip, visual, load_ms, decode_ms, encode_ms)
 
 
-def load_model(profile: Profile, settings: Settings) -> VideoModel:
-    """The model that `--model` or the profile names, on the device that was asked for.
+def open_checkpoint(profile: Profile, settings: Settings, listener: Listener) -> Checkpoint:
+    """The model that `--model` or the profile names, downloaded if need be, its weights not read yet.
+
+    Raises:
+        WqError: It cannot be had.
+    """
+    from wq_cli.models import loading
+    from wq_cli.scenes import WEIGHTS
+
+    source, revision = settings.runtime.model, None
+    if source is None:
+        source = str(WEIGHTS) if profile.model == DEMO_MODEL else profile.model
+        revision = profile.revision
+    return loading.open_checkpoint(source, revision, offline=settings.runtime.offline, progress=listener)
+
+
+def load_model(checkpoint: Checkpoint, settings: Settings, listener: Listener) -> VideoModel:
+    """A checkpoint with its weights, on the device that was asked for.
 
     Raises:
         WqError: It cannot be loaded, or the backend cannot run there.
     """
     import wq_kernels
     from wq_cli.models import loading
-    from wq_cli.scenes import WEIGHTS
 
-    device = loading.choose_device(settings.runtime.device)
-    source, revision = settings.runtime.model, None
-    if source is None:
-        source = str(WEIGHTS) if profile.model == DEMO_MODEL else profile.model
-        revision = profile.revision
-    model = loading.load(source, device, settings.runtime.dtype, revision)
+    runtime = settings.runtime
+    if notice := loading.room_notice(checkpoint, runtime.device, runtime.dtype, runtime.weights):
+        listener.notice(notice)
+    model = loading.load_weights(checkpoint, runtime.device, runtime.dtype, runtime.weights)
     try:
-        wq_kernels.choose_backend(device, model.dtype)
+        wq_kernels.choose_backend(model.device, model.dtype)
     except RuntimeError as error:
         raise DeviceError(str(error), "leave `--backend` away to fall back to PyTorch") from error
     gc.freeze()  # what the imports left is no garbage
@@ -310,41 +348,13 @@ def _timed_read(video: str, settings: Settings, profile: Profile, is_over: Event
     return clip, (time.perf_counter() - started) * 1e3
 
 
-def _within_token_limit(model: VideoModel, clip: Clip, limit: int | None) -> Clip:
-    """The clip, or as many of its frames, evenly spread, as have no more visual tokens than the limit.
-
-    The cost of a frame is measured by encoding the first two: a model may join frames in pairs.
-    """
-    if limit is None:
-        return clip
-    first = model.encode(clip.frames[:2], clip.pts_seconds[:2]).frames
-    of_frames = int((first >= 0).sum())
-    per_frame = math.ceil(of_frames / len(clip.frames[:2]))
-    fits = (limit - (len(first) - of_frames)) // per_frame
-    if fits < 1:
-        raise WqError(
-            f"one frame has {len(first) - of_frames + per_frame} visual tokens, more than {limit}",
-            "lift the limit with `--max-visual-tokens`",
-        )
-    if fits >= len(clip.frames):
-        return clip
-    notice = f"{fits} of {len(clip.frames)} frames are used: more have over {limit:,} visual tokens"
-    return clip.thinned(fits, f"{notice} (`--max-visual-tokens`)")
-
-
-@contextmanager
-def _memory_errors(loaded: Loaded) -> Iterator[None]:
+def _memory_errors(device: torch.device, frames: int, settings: Settings) -> AbstractContextManager[None]:
     """An out-of-memory error of the device becomes one line that says what to lower."""
-    import torch
+    from wq_cli.models import sizing
 
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(loaded.model.device)
-        raise DeviceError(
-            f"`{loaded.model.device}` ran out of memory: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free",
-            f"lower `--frames` (now {len(loaded.clip.frames)}) or `--max-new-tokens`",
-        ) from error
+    lower = f"lower `--frames` (now {frames}), `max_side` in the profile, `--bits` or `--max-new-tokens`"
+    more = "a narrower `--dtype`" if settings.runtime.weights == "4bit" else "`--weights 4bit`, a narrower `--dtype`"
+    return sizing.memory_errors(device, f"{lower}; {more} or `--device multi` leave more room")
 
 
 def calibrated_sensitivity(profile: Profile, model: VideoModel, settings: Settings) -> Sequence[float] | None:
@@ -367,14 +377,13 @@ def calibrated_sensitivity(profile: Profile, model: VideoModel, settings: Settin
 
 
 def _check_context(loaded: Loaded, prompt_tokens: int, new_tokens: int) -> None:
-    """Refuse a prompt and answer that are longer than the positions the language model was made for."""
-    positions = loaded.model.text_config.max_position_embeddings
-    if prompt_tokens + new_tokens <= positions:
-        return
-    frames, visual = len(loaded.clip.frames), len(loaded.visual.embeds)
-    fits = (positions - new_tokens - prompt_tokens + visual) * frames // visual
-    raise WqError(
-        f"{frames} frames, question and answer need {prompt_tokens + new_tokens} tokens, "
-        f"the model has {positions} positions",
-        f"`--frames {fits}` fits" if fits > 0 else f"lower `--max-new-tokens` (now {new_tokens})",
+    from wq_cli import room
+
+    visual_tokens = len(loaded.visual.embeds)
+    room.check_context(
+        loaded.model.text_config,
+        frames=len(loaded.clip.frames),
+        visual_tokens=visual_tokens,
+        text_tokens=prompt_tokens - visual_tokens,
+        new_tokens=new_tokens,
     )

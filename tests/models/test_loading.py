@@ -68,7 +68,7 @@ def test_e12_offline_opens_no_socket(folder: Path, tmp_path: Path) -> None:
     assert cached == "llava_onevision"
     assert missing == [
         "`other/model` is not on this computer and the hub cannot be reached",
-        "check the network, and whether HF_HUB_OFFLINE is set",
+        "check the network, and whether `--offline` or HF_HUB_OFFLINE is set",
     ]
 
 
@@ -104,10 +104,10 @@ def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path
     found = load_all(tmp_path, "./nope", "nope/nope", "gated/model", "/no/such/nope", HF_ENDPOINT=hub)
     assert found == [
         ["`./nope` is not a model folder", "a model folder holds a `config.json`"],
-        ["there is no model `nope/nope` on the hub", "check the spelling; a private one needs `hf auth login`"],
+        ["there is no model `nope/nope` on the hub", "check the spelling (a private one needs `hf auth login`)"],
         [
             "`gated/model` is given only to those who were granted access",
-            "ask for it at https://huggingface.co/gated/model, then `hf auth login`",
+            "ask for it at https://huggingface.co/gated/model with your account",
         ],
         ["`/no/such/nope` is not a model folder", "a model folder holds a `config.json`"],
     ]

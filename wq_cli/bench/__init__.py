@@ -188,7 +188,7 @@ def evaluate(
     frames = settings.sampling.frames or profile.frames
     with pipeline.backend(settings):
         listener.stage("load")
-        model = pipeline.load_model(profile, settings)
+        model = pipeline.load_model(pipeline.open_checkpoint(profile, settings, listener), settings, listener)
         sensitivity = pipeline.calibrated_sensitivity(profile, model, settings)
         run = Evaluation(model, policies, settings.quantization, settings.generation, sensitivity)
         listener.stage("ask", questions)

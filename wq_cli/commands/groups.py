@@ -50,9 +50,13 @@ def _runtime(
     model: opt.Model = None,
     device: opt.Device = Runtime.device,
     dtype: opt.Dtype = Runtime.dtype,
+    weights: opt.Weights = Runtime.weights,
     backend: opt.Backend = Runtime.backend,
+    offline: opt.Offline = False,
 ) -> Runtime:
-    return Runtime(profile=profile, model=model, device=device, dtype=dtype, backend=backend)
+    return Runtime(
+        profile=profile, model=model, device=device, dtype=dtype, weights=weights, backend=backend, offline=offline
+    )
 
 
 def _quantization(

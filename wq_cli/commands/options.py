@@ -105,8 +105,14 @@ Model = Annotated[
     str | None,
     option("--model", "-m", panel=MODEL, help="Hub repository or folder in place of the profile's.", metavar="REPO"),
 ]
-Device = Annotated[str, option("--device", panel=MODEL, help="auto, cpu, cuda, cuda:1, ...", metavar="NAME")]
+Device = Annotated[
+    str, option("--device", panel=MODEL, help="auto, cpu, cuda, cuda:1, multi (all GPUs), ...", metavar="NAME")
+]
 Dtype = Annotated[config.Dtype, option("--dtype", panel=MODEL, help="Weights and activations", choices=config.Dtype)]
+Weights = Annotated[
+    config.Weights, option("--weights", panel=MODEL, help="How the decoder's weights are kept", choices=config.Weights)
+]
+Offline = Annotated[bool, option("--offline", panel=MODEL, help="Download nothing (also HF_HUB_OFFLINE=1).")]
 Backend = Annotated[
     config.Backend, option("--backend", panel=MODEL, help="What runs the packed cache", choices=config.Backend)
 ]

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-import os
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wq_cli.errors import DeviceError, ModelError
-from wq_cli.models import family_of
+from wq_cli.models import family_of, hub, sizing
 
 if TYPE_CHECKING:
-    from wq_cli.config import Dtype
+    from wq_cli.config import Dtype, Weights
     from wq_cli.models.base import VideoModel
 
 BFLOAT16_CAPABILITY = (8, 0)
+# `--device` for a model whose layers are spread over all GPUs.
+MULTI = "multi"
 
 
 def choose_device(asked: str) -> torch.device:
-    """`auto` is the GPU when there is one.
+    """`auto` is the GPU when there is one; `multi` begins on the first.
 
     Raises:
         DeviceError: No such device here.
     """
+    if asked == MULTI:
+        _need("`--device multi`", "multi", "accelerate")
+        if not torch.cuda.is_available():
+            raise DeviceError("`--device multi` spreads a model over GPUs, and there is none", "take `--device cpu`")
+        return torch.device("cuda:0")
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -35,6 +43,18 @@ def choose_device(asked: str) -> torch.device:
         here = "cpu" if not torch.cuda.is_available() else f"cpu, cuda:0 to cuda:{torch.cuda.device_count() - 1}"
         raise DeviceError(f"device `{asked}` cannot be used", f"devices here: {here}") from error
     return device
+
+
+def _need(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs an optional extra that is not installed.
+
+    Raises:
+        DeviceError: Names the packages and how to get them.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        names = " and ".join(f"`{package}`" for package in missing)
+        raise DeviceError(f"{what} needs {names}", f"pip install 'wq-video[{extra}]'")
 
 
 def choose_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
@@ -55,49 +75,145 @@ def choose_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None)
     return torch.float16 if chosen == torch.bfloat16 and no_bfloat16 else chosen
 
 
-def load(source: str, device: torch.device, dtype: Dtype, revision: str | None = None) -> VideoModel:
-    """Load a model and its processor through `from_pretrained`.
+class _Unheard:
+    """A download that nobody watches."""
+
+    def stage(self, name: str, total: int | None = None) -> None: ...
+
+    def advance(self, steps: int = 1) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that is on this computer, its weights not read yet.
+
+    Attributes:
+        name: What the user calls it: a folder or a hub repository.
+        folder: Where it is.
+        config: Its transformers configuration.
+        processor: Its processor.
+    """
+
+    name: str
+    folder: Path
+    config: Any
+    processor: Any
+
+    @cached_property
+    def outline(self) -> VideoModel:
+        """Its shapes, see `sizing.outline`."""
+        return sizing.outline(self.config, self.processor)
+
+
+def open_checkpoint(
+    source: str, revision: str | None = None, *, offline: bool = False, progress: hub.Progress | None = None
+) -> Checkpoint:
+    """Find a model, download it if need be, and read its config and processor.
 
     Args:
-        source: A folder or a hub repository.
-        device: Where to put it.
-        dtype: See `choose_dtype`.
+        source: A folder or a hub repository. One that was pulled is taken as it is, without a look at the network.
         revision: Of a hub repository.
+        offline: Never download.
+        progress: Told of a download.
 
     Raises:
         ModelError: Not found, not readable, or of a family that is not supported.
-        DeviceError: It does not fit.
     """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    # Each of its retries would be a warning; what went wrong is said once, below.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    folder = Path(source).expanduser()
-    is_path = folder.exists() or source.startswith((".", "~", os.sep)) or source.count("/") != 1
-    if is_path and not (folder / "config.json").is_file():
-        raise ModelError(f"`{source}` is not a model folder", "a model folder holds a `config.json`")
-    source = str(folder) if is_path else source
+    if hub.is_repository(source):
+        folder = hub.local_folder(source, revision, offline, progress or _Unheard())
+    else:
+        folder = Path(source).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"`{source}` is not a model folder", "a model folder holds a `config.json`")
     try:
-        config = transformers.AutoConfig.from_pretrained(source, revision=revision)
-        module, adapter, model_class = family_of(config.model_type)
-        processor = transformers.AutoProcessor.from_pretrained(source, revision=revision)
-        model = getattr(transformers, model_class).from_pretrained(
-            source,
-            revision=revision,
-            dtype=choose_dtype(dtype, device, config.dtype),
-            attn_implementation="sdpa",
-            use_safetensors=True,
-        )
-        model = model.to(device).eval()
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(f"`{source}` does not fit on `{device}`", "take a smaller model or `--device cpu`") from error
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        family_of(config.model_type)
+        processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise _load_error(source, is_path, error) from error
+        raise _cannot_be_loaded(source, error) from error
     if not processor.chat_template:
         raise ModelError(f"`{source}` has no chat template", "its folder needs the model's `chat_template.jinja`")
-    return wrap(module, adapter, model, processor)
+    return Checkpoint(source, folder, config, processor)
+
+
+def load_weights(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, weights: Weights) -> VideoModel:
+    """Read a checkpoint's weights to where the model will run.
+
+    Args:
+        checkpoint: From `open_checkpoint`.
+        asked_device: See `choose_device`.
+        asked_dtype: See `choose_dtype`.
+        weights: `4bit` keeps the decoder's linear layers as NF4 (QLoRA, arXiv 2305.14314) through bitsandbytes.
+
+    Raises:
+        ModelError: They cannot be read.
+        DeviceError: They do not fit, or a package is missing.
+    """
+    import transformers
+
+    device = choose_device(asked_device)
+    dtype = choose_dtype(asked_dtype, device, checkpoint.config.dtype)
+    placement: dict[str, Any] = {"device_map": "auto"} if asked_device == MULTI else {}
+    if weights == "4bit":
+        _need("`--weights 4bit`", "4bit", "bitsandbytes", "accelerate")
+        placement = placement or {"device_map": {"": device}}
+        placement["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=sizing.other_linears(checkpoint.outline),
+        )
+    module, adapter, model_class = family_of(checkpoint.config.model_type)
+    try:
+        with sizing.memory_errors(device, _how_to_fit(asked_device, dtype, weights)):
+            model = getattr(transformers, model_class).from_pretrained(
+                checkpoint.folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, **placement
+            )
+            if not placement:
+                model = model.to(device)
+    except (OSError, ValueError) as error:
+        raise _cannot_be_loaded(checkpoint.name, error) from error
+    return wrap(module, adapter, model.eval(), checkpoint.processor)
+
+
+def load(source: str, device: torch.device, dtype: Dtype, revision: str | None = None) -> VideoModel:
+    """`open_checkpoint` and `load_weights` in one.
+
+    Raises:
+        WqError: As these two.
+    """
+    return load_weights(open_checkpoint(source, revision), str(device), dtype, "full")
+
+
+def room_notice(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, weights: Weights) -> str | None:
+    """A warning where the weights alone take more memory than is free."""
+    device = choose_device(asked_device)
+    dtype = choose_dtype(asked_dtype, device, checkpoint.config.dtype)
+    needed = sizing.weight_bytes(checkpoint.outline, dtype, weights)
+    devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())] if asked_device == MULTI else [device]
+    free = [sizing.memory(one)[0] for one in devices]
+    known = sum(count for count in free if count is not None)
+    if None in free or needed <= known:
+        return None
+    gibibytes = f"{needed / 2**30:.1f} GiB, `{asked_device}` has {known / 2**30:.1f} GiB free"
+    return f"the weights take {gibibytes}; {_how_to_fit(asked_device, dtype, weights)}"
+
+
+def _how_to_fit(asked_device: str, dtype: torch.dtype, weights: Weights) -> str:
+    """What makes the weights of a model smaller or gives them more room."""
+    ways = ["a smaller model"]
+    if asked_device != MULTI and torch.cuda.device_count() > 1:
+        ways.insert(0, "`--device multi`")
+    if weights == "full":
+        ways.insert(0, "`--weights 4bit`")
+    if dtype == torch.float32:
+        ways.insert(0, "`--dtype bfloat16`")
+    return f"take {', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else f"take {ways[0]}"
 
 
 def wrap(module: str, adapter: str, model: Any, processor: Any) -> VideoModel:
@@ -106,27 +222,7 @@ def wrap(module: str, adapter: str, model: Any, processor: Any) -> VideoModel:
     return wrapped
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _load_error(source: str, is_path: bool, error: Exception) -> ModelError:
-    """What went wrong, by the first cause that says it."""
-    from huggingface_hub import errors
-
-    if is_path:
-        hint = "the folder must hold what `save_pretrained` writes, processor included"
-        return ModelError(f"`{source}` cannot be loaded: {_first_line(error)}", hint)
-    cause: BaseException | None = error
-    while cause:
-        if isinstance(cause, errors.GatedRepoError):
-            hint = f"ask for it at https://huggingface.co/{source}, then `hf auth login`"
-            return ModelError(f"`{source}` is given only to those who were granted access", hint)
-        if isinstance(cause, errors.RepositoryNotFoundError):
-            hint = "check the spelling; a private one needs `hf auth login`"
-            return ModelError(f"there is no model `{source}` on the hub", hint)
-        if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-            hint = "check the network, and whether HF_HUB_OFFLINE is set"
-            return ModelError(f"`{source}` is not on this computer and the hub cannot be reached", hint)
-        cause = cause.__cause__ or cause.__context__
-    return ModelError(f"`{source}` cannot be loaded: {_first_line(error)}", "check the name and the network")
+def _cannot_be_loaded(source: str, error: Exception) -> ModelError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    hint = "the folder must hold what `save_pretrained` writes, processor included"
+    return ModelError(f"`{source}` cannot be loaded: {reason}", hint)

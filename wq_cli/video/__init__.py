@@ -2,5 +2,6 @@
 
 from wq_cli.video.clip import Clip, VideoInfo
 from wq_cli.video.read import probe, read
+from wq_cli.video.source import is_web_address
 
-__all__ = ["Clip", "VideoInfo", "probe", "read"]
+__all__ = ["Clip", "VideoInfo", "is_web_address", "probe", "read"]

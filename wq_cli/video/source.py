@@ -29,6 +29,11 @@ def printable(path: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def is_web_address(path: str) -> bool:
+    """Whether a video is fetched over the network."""
+    return _WEB_ADDRESS.match(path) is not None
+
+
 def open_source(path: str, limits: Limits) -> AbstractContextManager[BinaryIO]:
     """Opens a file for reading; what cannot be read twice is copied to a private temporary file first.
 
@@ -37,7 +42,7 @@ def open_source(path: str, limits: Limits) -> AbstractContextManager[BinaryIO]:
     """
     name = printable(path)
     try:
-        if _WEB_ADDRESS.match(path):
+        if is_web_address(path):
             return nullcontext(_copy_of_web_file(path, limits.max_copied_bytes, limits.timeout_seconds))
         if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
             return nullcontext(_copy_of_pipe(path, limits.max_copied_bytes))

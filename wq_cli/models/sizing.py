@@ -1,0 +1,120 @@
+"""What a model takes and what a device has, known before any weights are read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wq_cli.errors import DeviceError
+from wq_cli.models import family_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from wq_cli.config import Weights
+    from wq_cli.models.base import VideoModel
+
+# NF4 with a second quantization: 4 bits, one byte per 64 weights, one float32 per 256 of these bytes.
+FOUR_BIT_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+
+
+def outline(config: Any, processor: Any) -> VideoModel:
+    """A model on PyTorch's `meta` device: every shape, no weights, built in a tenth of a second.
+
+    Args:
+        config: Its transformers configuration.
+        processor: Its processor.
+    """
+    import transformers
+
+    from wq_cli.models.loading import wrap
+
+    module, adapter, model_class = family_of(config.model_type)
+    with torch.device("meta"):
+        model = getattr(transformers, model_class)._from_config(config, attn_implementation="sdpa")
+    return wrap(module, adapter, model.eval(), processor)
+
+
+def other_linears(model: VideoModel) -> list[str]:
+    """Names of the linear layers outside the decoder's layers, which 4-bit weights leave alone: quantizing the vision
+    tower and the head saves little and costs most."""
+    inside = {id(part) for part in model.decoder.layers.modules()}
+    named = model.model.named_modules()
+    return [name for name, part in named if isinstance(part, torch.nn.Linear) and id(part) not in inside]
+
+
+def weight_bytes(model: VideoModel, dtype: torch.dtype, weights: Weights) -> int:
+    """Bytes of a model's weights when they are loaded.
+
+    Args:
+        model: It, or its outline.
+        dtype: What it runs in.
+        weights: Whether the decoder's linear layers are stored in 4 bits.
+    """
+    total = sum(parameter.numel() for parameter in model.model.parameters())
+    packed = 0
+    if weights == "4bit":
+        parts = model.decoder.layers.modules()
+        packed = sum(part.weight.numel() for part in parts if isinstance(part, torch.nn.Linear))
+    return int((total - packed) * dtype.itemsize + packed * FOUR_BIT_BYTES)
+
+
+def visual_cost(model: VideoModel, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> tuple[int, int]:
+    """(visual tokens of a frame, visual tokens of a clip that belong to no frame).
+
+    Args:
+        model: It, or its outline.
+        frames: The first two of a clip, since a model may join frames in pairs, [2, H, W, 3].
+        pts_seconds: Their times, [2].
+    """
+    owners = model.encode(frames, pts_seconds).frames
+    of_frames = int((owners >= 0).sum())
+    return -(-of_frames // len(frames)), len(owners) - of_frames
+
+
+def kv_bytes_per_token(text_config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token in all layers at full precision."""
+    from wq_cli.engine import kv_shape
+
+    heads, dim = kv_shape(text_config)
+    return 2 * int(text_config.num_hidden_layers) * heads * dim * dtype.itemsize
+
+
+def memory(device: torch.device) -> tuple[int | None, int | None]:
+    """(free, total) bytes of a device, or of the machine for a CPU; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None, None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:  # what could be had without swapping, the pages that only cache files included
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None, total
+    return free, total
+
+
+@contextmanager
+def memory_errors(device: torch.device, hint: str) -> Iterator[None]:
+    """Running out of memory becomes one line that says what to lower.
+
+    Raises:
+        DeviceError: The block ran out of memory.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        of_cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+        if not of_cpu and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        free, total = memory(device)
+        known = "" if free is None or total is None else f": {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+        raise DeviceError(f"`{device}` ran out of memory{known}", hint) from error
