@@ -13,15 +13,19 @@ from wq_cli.results import LayerResult, MemoryResult, ModelResult, PolicyResult,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from wq_cli.config import Quantization
     from wq_cli.engine import Prefilled
-    from wq_cli.models.base import VideoModel
+    from wq_cli.models.base import VideoModel, VisualFeatures
     from wq_cli.policies.base import LayerPlan, Policy
     from wq_cli.search import Search
     from wq_cli.video import Clip
 
+# An answer that ends in a phrase of at most this many tokens, said this often, and this many tokens in all.
+_PHRASE_TOKENS, _PHRASE_TIMES, _STUCK_TOKENS = 8, 4, 12
+STUCK_NOTICE = (
+    "the answer says the same over and over, as a wrong number type or chat template makes a model do, or too few bits "
+    "(`--policy fp16` tells whether it is the bits)"
+)
 DEMO_NOTICE = (
     "this is the demo model: it knows nothing but the world of `wq scenes`, so what it makes of this video "
     "means little; `--profile llava-onevision-0.5b` takes a real model"
@@ -30,7 +34,7 @@ DEMO_NOTICE = (
 
 def windows(
     clip: Clip,
-    frame_of_token: NDArray[np.int64],
+    visual: VisualFeatures,
     found: Search,
     plans: Sequence[LayerPlan],
     settings: Quantization,
@@ -39,27 +43,29 @@ def windows(
 
     Args:
         clip: The sampled frames.
-        frame_of_token: Frame of each visual token, [M]; -1 for none.
+        visual: Its tokens.
         found: Scores.
         plans: One per layer.
         settings: With the window size.
     """
     size = settings.window
-    count = len(frame_of_token) // size
+    count = len(visual.frames) // size
+    last = len(clip.frames) - 1
     rows = []
-    for index in range(-(-len(frame_of_token) // size)):
+    for index in range(-(-len(visual.frames) // size)):
         tail = index >= count
-        frames = frame_of_token[index * size : (index + 1) * size]
-        frames = frames[frames >= 0] if (frames >= 0).any() else np.array([len(clip.frames) - 1])
+        frames = visual.frames[index * size : (index + 1) * size]
+        frames = frames[frames >= 0] if (frames >= 0).any() else np.array([last])
+        last_frame = min(int(frames[-1]) + visual.frames_per_token - 1, last)
         rows.append(
             WindowResult(
                 index=index,
                 role="tail" if tail else "first" if index == 0 and settings.fixed_first_window else "scored",
-                tokens=min(size, len(frame_of_token) - index * size),
+                tokens=min(size, len(visual.frames) - index * size),
                 first_frame=int(frames[0]),
-                last_frame=int(frames[-1]),
+                last_frame=last_frame,
                 start_seconds=float(clip.span_seconds[frames[0], 0]),
-                end_seconds=float(clip.span_seconds[frames[-1], 1]),
+                end_seconds=float(clip.span_seconds[last_frame, 1]),
                 similarity=None if tail else _number(found.similarity[0, index]),
                 relevance=None if tail else _number(found.relevance[0, index]),
                 key_bits=tuple(FULL_PRECISION if tail else int(plan.key_bits[index]) for plan in plans),
@@ -153,3 +159,26 @@ def notices(clip: Clip, is_demo: bool, rows: Sequence[WindowResult]) -> Iterator
     if any(row.relevance is None for row in scored):
         why = "score alike" if len(scored) > 1 else "are too few to compare"
         yield f"the windows {why}, so all of them get the middle width"
+
+
+def unknown_words(model: VideoModel, texts: Sequence[str]) -> Iterator[str]:
+    """Names the words of questions that are not in the model's vocabulary; byte-level vocabularies hold every word."""
+    tokenizer = model.processor.tokenizer
+    words: dict[str, None] = {}
+    for text in texts:
+        tokens = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        for token, (start, end) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
+            if token == tokenizer.unk_token_id:
+                words[text[start:end]] = None
+    if words:
+        yield f"the model does not know {', '.join(f'`{word}`' for word in words)}"
+
+
+def is_stuck(ids: Sequence[int]) -> bool:
+    """Whether an answer ends in one short phrase, over and over."""
+    for length in range(1, _PHRASE_TOKENS + 1):
+        tail = max(_PHRASE_TIMES * length, _STUCK_TOKENS)
+        end = ids[-tail:]
+        if len(end) == tail and end[length:] == end[:-length]:
+            return True
+    return False

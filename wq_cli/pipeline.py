@@ -106,7 +106,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     state = engine.prefill(model, request, lambda layer: listener.advance())
     if generation.question_after_cache:
         engine.ask_through_cache(model, state, [prompt])
-    rows = describe.windows(loaded.clip, loaded.visual.frames, request.found, state.plans, quantization)
+    rows = describe.windows(loaded.clip, loaded.visual, request.found, state.plans, quantization)
     visual_tokens = len(loaded.visual.embeds)
     result = AskResult(
         command="ask",
@@ -213,7 +213,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
             sensitivity = engine.prefill(model, request, lambda layer: listener.advance()).sensitivity
         known = sensitivity or [None] * count
         plans = [policy.plan_layer(layer, request.found.relevance, known[layer]) for layer in range(count)]
-        rows.append(describe.windows(loaded.clip, loaded.visual.frames, request.found, plans, quantization))
+        rows.append(describe.windows(loaded.clip, loaded.visual, request.found, plans, quantization))
         layers = layers or describe.layers(policy, plans, known)
     return InspectResult(
         command="inspect",

@@ -5,13 +5,15 @@ Rotary positions of time, height and width, frames in pairs and of any size, tim
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from tiny_qwen_vl import qwen_vl
 from transformers.video_utils import VideoMetadata
 
-from wq_cli import engine
+from wq_cli import describe, engine
 from wq_cli.cache import VisualTokens, WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
@@ -245,3 +247,14 @@ def test_sliding_windows_are_refused(tmp_path, frames: np.ndarray, family: str) 
     state = prefilled(model, [prompt_of(model, frames)], FULL)
     with pytest.raises(ModelError, match="sees the last 32 tokens only"):
         answer(model, state, 2)
+
+
+def test_a_window_of_pairs_ends_with_the_second_frame(models: dict[str, VideoModel], frames: np.ndarray) -> None:
+    """7 frames of a second each, in windows of a pair: 0 to 2, 2 to 4, 4 to 6, and the last frame alone."""
+    visual = models["qwen2_vl"].encode(frames[:7], np.arange(7.0))
+    settings = Quantization(window=len(visual.embeds) // 4)
+    nothing = np.full((1, 4), np.nan)
+    clip = SimpleNamespace(frames=frames[:7], span_seconds=np.stack([np.arange(7.0), np.arange(1.0, 8.0)], axis=1))
+    rows = describe.windows(clip, visual, SimpleNamespace(similarity=nothing, relevance=nothing), [], settings)
+    assert [(row.first_frame, row.last_frame) for row in rows] == [(0, 1), (2, 3), (4, 5), (6, 6)]
+    assert [(row.start_seconds, row.end_seconds) for row in rows] == [(0, 2), (2, 4), (4, 6), (6, 7)]
