@@ -133,7 +133,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         answer="",
         answer_tokens=0,
         finish_reason="length",
-        notices=tuple(describe.notices(loaded.clip, loaded.is_demo, rows)),
+        notices=(*describe.notices(loaded.clip, loaded.is_demo, rows), *describe.unknown_words(model, [text])),
     )
     listener.prepared(result)
     return replace(_speak(model, state, settings, listener, result), memory=describe.memory(state, model))
@@ -172,6 +172,7 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
             decode_ms_per_token=per_token,
             tokens_per_second=1e3 / per_token if per_token else None,
         ),
+        notices=(*result.notices, describe.STUCK_NOTICE) if describe.is_stuck(ids) else result.notices,
     )
 
 
@@ -225,7 +226,10 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         layers=layers,
         visual_tokens=len(loaded.visual.embeds),
         window_size=quantization.window,
-        notices=tuple(describe.notices(loaded.clip, loaded.is_demo, rows[0])),
+        notices=(
+            *describe.notices(loaded.clip, loaded.is_demo, rows[0]),
+            *describe.unknown_words(model, prompts),
+        ),
     )
 
 

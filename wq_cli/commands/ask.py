@@ -55,11 +55,14 @@ def ask(
     screen = output.screen()
     glyphs = glyphs_for(screen.stderr)
 
+    known: list[str] = []
+
     def show(result: AskResult) -> None:
         screen.say(tables.window_table(result.windows, result.video.duration_seconds, glyphs, every_row=all_windows))
         screen.say("")
         screen.say(summary.ask_summary(result, glyphs, verbose=output.verbose))
-        for notice in result.notices:
+        known.extend(result.notices)
+        for notice in known:
             screen.notice(notice)
         screen.say("")
 
@@ -75,6 +78,9 @@ def ask(
         raise listener.lost
     if not output.json:
         screen.say(summary.speed(result, glyphs))
+        for notice in result.notices:
+            if notice not in known:
+                screen.notice(notice)
 
 
 def _question(video: str, prompt: str) -> str:
