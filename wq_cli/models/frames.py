@@ -44,7 +44,8 @@ class FrameModel(VideoModel):
         count = self._frames_per_batch()
         for start in range(0, len(frames), count):
             batch = frames[start : start + count]
-            batches.append(self.frame_tokens(batch))
+            with self.lock:
+                batches.append(self.frame_tokens(batch))
             on_frames(len(batch))
         tokens = torch.cat(batches)
         return VisualFeatures(tokens.flatten(0, 1), np.repeat(np.arange(len(tokens)), tokens.shape[1]), pts_seconds)
@@ -146,7 +147,8 @@ def tower_features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
 def _hidden_states(tower: Any, pixels: torch.Tensor, chosen: list[int]) -> list[torch.Tensor]:
     """`tower(pixels, output_hidden_states=True).hidden_states[i]` of the chosen i, without holding the others.
 
-    The first is what enters the layers, the last is what leaves them, before the tower's last norm.
+    The first is what enters the layers, the last is what leaves them, before the tower's last norm. For one thread at a
+    time: hooks hear of every call.
     """
     layers = next(module for module in tower.modules() if isinstance(module, torch.nn.ModuleList))
     indices = [range(len(layers) + 1)[i] for i in chosen]
