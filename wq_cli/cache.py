@@ -8,15 +8,15 @@ All contact with transformers' cache classes is in this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from wq_cli.attention import ATTENTION, attach_layer
-from wq_cli.policies.base import FULL_PRECISION, Budget, LayerPlan
+from wq_cli.placement import Placement, VisualTokens
+from wq_cli.policies.base import Budget, LayerPlan
 from wq_kernels import Block, Segment, unpack
 
 if TYPE_CHECKING:
@@ -26,96 +26,6 @@ if TYPE_CHECKING:
 
 # Tokens of room added when the run is full.
 GROWTH_TOKENS = 64
-
-
-@dataclass(frozen=True)
-class VisualTokens:
-    """Where the visual tokens of a batch stand in its prompts.
-
-    Attributes:
-        positions: Position of every visual token in its prompt, ascending, int64 [B, M].
-        text: Position of every other token of the prefilled prompt, ascending, int64 [B, L - M].
-        window: S. The last M mod S visual tokens are the tail.
-        padding: True for real tokens, False for padding, [B, L]; None without padding.
-    """
-
-    positions: torch.Tensor
-    text: torch.Tensor
-    window: int
-    padding: torch.Tensor | None = None
-
-    @classmethod
-    def from_mask(cls, visual: torch.Tensor, window: int, padding: torch.Tensor | None = None) -> VisualTokens:
-        """From a bool mask [B, L].
-
-        Raises:
-            ValueError: Rows with different numbers of visual tokens.
-        """
-        counts = visual.sum(dim=1)
-        if (counts != counts[0]).any():
-            raise ValueError(f"rows hold {counts.tolist()} visual tokens, a batch needs equal numbers")
-        batch = visual.shape[0]
-        positions = visual.nonzero()[:, 1].view(batch, -1)
-        text = (~visual).nonzero()[:, 1].view(batch, -1)
-        return cls(positions, text, window, padding)
-
-    @property
-    def windows(self) -> int:
-        return self.positions.shape[1] // self.window
-
-    @property
-    def length(self) -> int:
-        """L, tokens of the prompt."""
-        return self.positions.shape[1] + self.text.shape[1]
-
-    def repeated(self, rows: int) -> VisualTokens:
-        """The same prompts in a batch of `rows`, each repeated side by side as a beam search does.
-
-        Raises:
-            ValueError: `rows` is not a multiple of the prompts.
-        """
-        times, rest = divmod(rows, self.positions.shape[0])
-        if times == 0 or rest:
-            raise ValueError(f"{rows} rows do not fit the visual tokens of {self.positions.shape[0]} prompts")
-        tensors = {name: getattr(self, name) for name in ("positions", "text", "padding")}
-        return replace(
-            self, **{name: x.repeat_interleave(times, dim=0) for name, x in tensors.items() if x is not None}
-        )
-
-    def of_windows(self, indices: np.ndarray) -> torch.Tensor:
-        """Positions of the tokens of some windows, in the order given, [B, len(indices) * S]."""
-        whole = self.positions[:, : self.windows * self.window].unflatten(1, (self.windows, self.window))
-        return whole[:, torch.from_numpy(indices).to(whole.device)].flatten(1)
-
-    @property
-    def tail(self) -> torch.Tensor:
-        """Positions of the tail, [B, M mod S]."""
-        return self.positions[:, self.windows * self.window :]
-
-
-def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, np.ndarray]], np.ndarray]:
-    """How a plan is laid out in memory.
-
-    Args:
-        plan: Widths of the windows.
-        reorder: Windows of equal widths contiguous (module III of the paper); otherwise time order is kept and every
-            change of width starts a segment.
-
-    Returns:
-        (key bits, value bits, windows) of each segment, and the windows that join the full-precision run.
-        Invariant: together they are a permutation of all windows.
-    """
-    pairs = np.stack([plan.key_bits, plan.value_bits], axis=1)
-    if not reorder:
-        starts = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1))
-        runs = np.split(np.arange(len(pairs)), starts[1:]) if len(pairs) else []
-        return [(int(pairs[run[0], 0]), int(pairs[run[0], 1]), run) for run in runs], np.arange(0)
-    full = np.all(pairs == FULL_PRECISION, axis=1)
-    segments = []
-    for key_bits, value_bits in sorted({(int(k), int(v)) for k, v in pairs[~full]}, reverse=True):
-        chosen = np.flatnonzero((pairs[:, 0] == key_bits) & (pairs[:, 1] == value_bits))
-        segments.append((key_bits, value_bits, chosen))
-    return segments, np.flatnonzero(full)
 
 
 @dataclass
@@ -139,6 +49,14 @@ class Storage:
     room: int
     reorder: bool
     dtype: torch.dtype | None
+    _last_placement: Placement | None = field(default=None, init=False)
+
+    def placement(self, plan: LayerPlan) -> Placement:
+        """The placement of a plan; layers that follow each other often have the same."""
+        last = self._last_placement
+        if last is None or not last.fits(plan, self.visual):
+            self._last_placement = last = Placement.of(plan, self.visual, self.reorder)
+        return last
 
     @property
     def uses_our_attention(self) -> bool:
@@ -221,17 +139,15 @@ class WindowCacheLayer(CacheLayerMixin):
             raise ValueError(f"the prefill held {self.length} tokens, the visual mask {visual.length}")
         keys, values = (x.to(self.storage.dtype or x.dtype) for x in (self.keys, self.values))
         self.keys = self.values = None
-        order, raw_windows = storage_order(plan, self.storage.reorder)
-        for key_bits, value_bits, chosen in order:
-            index = visual.of_windows(chosen)
+        placement = self.storage.placement(plan)
+        for key_bits, value_bits, index in placement.segments:
             self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
-        index = self._run_index(raw_windows)
-        self.raw_key = self._gather(keys, index)
-        self.raw_value = self._gather(values, index)
+        self.raw_key = self._gather(keys, placement.run)
+        self.raw_value = self._gather(values, placement.run)
         if visual.padding is not None:
-            seen = visual.padding.gather(1, index)
+            seen = visual.padding.gather(1, placement.run)
             self.raw_mask = torch.nn.functional.pad(seen, (0, self.storage.room), value=True)
-        self.raw_length = index.shape[1]
+        self.raw_length = placement.run.shape[1]
         self.plan = plan
         # Assisted decoding runs its first candidates along with the prompt.
         self._append(keys[:, :, visual.length :], values[:, :, visual.length :])
@@ -242,11 +158,6 @@ class WindowCacheLayer(CacheLayerMixin):
         key, value = (self.raw_key, self.raw_value) if self.sealed else (self.keys, self.values)
         assert key is not None and value is not None
         return key, value
-
-    def _run_index(self, raw_windows: np.ndarray) -> torch.Tensor:
-        """Prompt positions of the run in storage order, [B, T]."""
-        visual = self.storage.visual
-        return torch.cat([visual.text, visual.of_windows(raw_windows), visual.tail], dim=1)
 
     def _gather(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """The run of one side with room to grow, [B, Hkv, T + room, D]."""
@@ -277,9 +188,8 @@ class WindowCacheLayer(CacheLayerMixin):
         """
         assert self.plan is not None
         raw_key, raw_value = self.run
-        order, raw_windows = storage_order(self.plan, self.storage.reorder)
-        index = [self.storage.visual.of_windows(chosen) for _, _, chosen in order] + [self._run_index(raw_windows)]
-        prompt = torch.cat(index, dim=1)
+        placement = self.storage.placement(self.plan)
+        prompt = torch.cat([*(index for _, _, index in placement.segments), placement.run], dim=1)
         new = torch.arange(prompt.shape[1], self.length, device=prompt.device).expand(prompt.shape[0], -1)
         back = torch.cat([prompt, new], dim=1).argsort(dim=1)[:, None, :, None]
 
@@ -359,7 +269,7 @@ class WindowCache(Cache):
         codec: How windows are stored.
         planner: Plan of a layer by its index. None leaves sealing to the caller.
         room: Tokens of the run to allocate beyond the prompt; it grows when they are used up.
-        reorder: See `storage_order`.
+        reorder: See `wq_cli.placement.storage_order`.
         dtype: Dtype of what is stored; None is the model's.
     """
 

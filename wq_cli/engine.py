@@ -16,9 +16,10 @@ from torch.nn.functional import pad
 
 from wq_cli import policies, windows
 from wq_cli.attention import ATTENTION
-from wq_cli.cache import GROWTH_TOKENS, VisualTokens, WindowCache, budget_for
+from wq_cli.cache import GROWTH_TOKENS, WindowCache, budget_for
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.device import HostCopy, Stopwatch
+from wq_cli.placement import VisualTokens
 from wq_cli.search import Search, search
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from wq_cli import device, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.search import search
 
 pytestmark = pytest.mark.gpu
 QUESTION = "what happens in the video ?"
@@ -92,3 +93,21 @@ def test_one_layer_of_full_precision_at_most(folder: str, frames: np.ndarray) ->
         peaks[policy] = torch.cuda.max_memory_allocated() - before
         del state
     assert peaks["rtn2"] < peaks["fp16"]
+
+
+@pytest.mark.parametrize("sensitivity", [None, [0.9, 0.5, 0.2]])
+def test_nothing_synchronises_in_search_and_prefill(
+    folder: str, frames: np.ndarray, sensitivity: list[float] | None
+) -> None:
+    """Only events are waited for: the scores before the first plan, a measured sensitivity before its layer's."""
+    model = loading.load(folder, torch.device("cuda"), "float16")
+    prompt = prompt_of(model, frames)
+    settings = Quantization(score_norm="rank")
+    for mode in ("default", "error"):  # the first run compiles the kernels
+        request = engine.prepare(model, [prompt], settings, room=8, sensitivity=sensitivity)
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            search(request.batch, settings, request.policy)
+            engine.prefill(model, request)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wq_cli import policies
-from wq_cli.cache import storage_order
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Quantization
 from wq_cli.errors import UsageError, WqError
+from wq_cli.placement import storage_order
 from wq_cli.policies.base import Budget, LayerPlan
 
 

@@ -1,0 +1,60 @@
+"""Where the tokens of a plan go, against a list made by hand, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wq_cli.cache import Storage
+from wq_cli.codecs import ChannelInWindow
+from wq_cli.placement import VisualTokens
+from wq_cli.policies.base import LayerPlan
+
+WINDOW = 2
+# Two rows of text (t), visual tokens (v) and padding (p): 7 visual tokens are 3 windows and a tail of one.
+ROWS = ("ttvvvvvvvtt", "ptvvvtvvvvt")
+
+
+def storage(reorder: bool = True) -> Storage:
+    mask = torch.tensor([[c == "v" for c in row] for row in ROWS])
+    padding = torch.tensor([[c != "p" for c in row] for row in ROWS])
+    visual = VisualTokens.from_mask(mask, WINDOW, padding)
+    return Storage(None, visual, visual, ChannelInWindow(WINDOW), 0, reorder, None)
+
+
+def plan(*bits: int) -> LayerPlan:
+    return LayerPlan(np.array(bits), np.array(bits))
+
+
+def test_tokens_in_storage_order() -> None:
+    made = storage().placement(plan(2, 16, 4))
+    assert [(key, value, index.tolist()) for key, value, index in made.segments] == [
+        (4, 4, [[6, 7], [7, 8]]),
+        (2, 2, [[2, 3], [2, 3]]),
+    ]
+    # Text, the window at full precision, the tail.
+    assert made.run.tolist() == [[0, 1, 9, 10, 4, 5, 8], [0, 1, 5, 10, 4, 6, 9]]
+
+
+def test_order_of_time_makes_a_segment_of_every_change() -> None:
+    made = storage(reorder=False).placement(plan(2, 2, 4))
+    assert [(bits, index[0].tolist()) for bits, _, index in made.segments] == [(2, [2, 3, 4, 5]), (4, [6, 7])]
+    assert made.run[0].tolist() == [0, 1, 9, 10, 8]
+
+
+@pytest.mark.parametrize("windows", [(16, 16, 16), (2, 2, 2), (8, 16, 2)])
+def test_every_token_is_stored_once(windows: tuple[int, ...]) -> None:
+    made = storage().placement(plan(*windows))
+    stored = torch.cat([*(index for _, _, index in made.segments), made.run], dim=1)
+    assert stored.sort(dim=1).values.tolist() == [list(range(11))] * 2
+
+
+def test_equal_plans_share_their_placement_until_the_batch_grows() -> None:
+    shared = storage()
+    first = shared.placement(plan(2, 16, 4))
+    assert shared.placement(plan(2, 16, 4)) is first
+    assert shared.placement(LayerPlan(np.array([2, 16, 4]), np.array([2, 16, 2]))) is not first
+    again = shared.placement(plan(2, 16, 4))
+    shared.visual = shared.prompts.repeated(4)
+    assert shared.placement(plan(2, 16, 4)).run.tolist() == again.run.repeat_interleave(2, dim=0).tolist()

@@ -1,0 +1,135 @@
+"""Where tokens stand in a prompt, and where those of a layer go in storage by its plan. Index arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from wq_cli.device import to_device
+from wq_cli.policies.base import FULL_PRECISION
+
+if TYPE_CHECKING:
+    from wq_cli.policies.base import LayerPlan
+
+
+@dataclass(frozen=True)
+class VisualTokens:
+    """Where the visual tokens of a batch stand in its prompts.
+
+    Attributes:
+        positions: Position of every visual token in its prompt, ascending, int64 [B, M].
+        text: Position of every other token of the prefilled prompt, ascending, int64 [B, L - M].
+        window: S. The last M mod S visual tokens are the tail.
+        padding: True for real tokens, False for padding, [B, L]; None without padding.
+    """
+
+    positions: torch.Tensor
+    text: torch.Tensor
+    window: int
+    padding: torch.Tensor | None = None
+
+    @classmethod
+    def from_mask(cls, visual: torch.Tensor, window: int, padding: torch.Tensor | None = None) -> VisualTokens:
+        """From a bool mask [B, L].
+
+        Raises:
+            ValueError: Rows with different numbers of visual tokens.
+        """
+        counts = visual.sum(dim=1)
+        if (counts != counts[0]).any():
+            raise ValueError(f"rows hold {counts.tolist()} visual tokens, a batch needs equal numbers")
+        batch = visual.shape[0]
+        positions = visual.nonzero()[:, 1].view(batch, -1)
+        text = (~visual).nonzero()[:, 1].view(batch, -1)
+        return cls(positions, text, window, padding)
+
+    @property
+    def windows(self) -> int:
+        return self.positions.shape[1] // self.window
+
+    @property
+    def length(self) -> int:
+        """L, tokens of the prompt."""
+        return self.positions.shape[1] + self.text.shape[1]
+
+    def repeated(self, rows: int) -> VisualTokens:
+        """The same prompts in a batch of `rows`, each repeated side by side as a beam search does.
+
+        Raises:
+            ValueError: `rows` is not a multiple of the prompts.
+        """
+        times, rest = divmod(rows, self.positions.shape[0])
+        if times == 0 or rest:
+            raise ValueError(f"{rows} rows do not fit the visual tokens of {self.positions.shape[0]} prompts")
+        tensors = {name: getattr(self, name) for name in ("positions", "text", "padding")}
+        return replace(
+            self, **{name: x.repeat_interleave(times, dim=0) for name, x in tensors.items() if x is not None}
+        )
+
+    def of_windows(self, indices: np.ndarray) -> torch.Tensor:
+        """Positions of the tokens of some windows, in the order given, [B, len(indices) * S]."""
+        whole = self.positions[:, : self.windows * self.window].unflatten(1, (self.windows, self.window))
+        return whole[:, to_device(torch.from_numpy(indices), whole.device)].flatten(1)
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """Positions of the tail, [B, M mod S]."""
+        return self.positions[:, self.windows * self.window :]
+
+
+def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, np.ndarray]], np.ndarray]:
+    """How a plan is laid out in memory.
+
+    Args:
+        plan: Widths of the windows.
+        reorder: Windows of equal widths contiguous (module III of the paper); otherwise time order is kept and every
+            change of width starts a segment.
+
+    Returns:
+        (key bits, value bits, windows) of each segment, and the windows that join the full-precision run.
+        Invariant: together they are a permutation of all windows.
+    """
+    pairs = np.stack([plan.key_bits, plan.value_bits], axis=1)
+    if not reorder:
+        starts = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1))
+        runs = np.split(np.arange(len(pairs)), starts[1:]) if len(pairs) else []
+        return [(int(pairs[run[0], 0]), int(pairs[run[0], 1]), run) for run in runs], np.arange(0)
+    full = np.all(pairs == FULL_PRECISION, axis=1)
+    segments = []
+    for key_bits, value_bits in sorted({(int(k), int(v)) for k, v in pairs[~full]}, reverse=True):
+        chosen = np.flatnonzero((pairs[:, 0] == key_bits) & (pairs[:, 1] == value_bits))
+        segments.append((key_bits, value_bits, chosen))
+    return segments, np.flatnonzero(full)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where in its prompt every stored token of a layer comes from, by the layer's plan.
+
+    Attributes:
+        plan: It.
+        segments: (key bits, value bits, positions [B, windows * S]) of each segment.
+        run: Positions of the full-precision run, [B, T].
+    """
+
+    plan: LayerPlan
+    segments: list[tuple[int, int, torch.Tensor]]
+    run: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: LayerPlan, visual: VisualTokens, reorder: bool) -> Placement:
+        """One transfer to the device, which nothing waits for. See `storage_order`."""
+        order, raw_windows = storage_order(plan, reorder)
+        windows = [chosen for _, _, chosen in order] + [raw_windows]
+        index = visual.of_windows(np.concatenate(windows)).split([len(w) * visual.window for w in windows], dim=1)
+        segments = [(key, value, at) for (key, value, _), at in zip(order, index[:-1], strict=True)]
+        return cls(plan, segments, torch.cat([visual.text, index[-1], visual.tail], dim=1))
+
+    def fits(self, plan: LayerPlan, visual: VisualTokens) -> bool:
+        """Whether it is that of another layer's plan too."""
+        same_rows = len(self.run) == len(visual.positions)
+        same_keys = np.array_equal(self.plan.key_bits, plan.key_bits)
+        return same_rows and same_keys and np.array_equal(self.plan.value_bits, plan.value_bits)
