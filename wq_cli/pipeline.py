@@ -267,7 +267,7 @@ def open_video(video: str, settings: Settings, listener: Listener, new_tokens: i
                     planned_frames=room.planned_frames(info, settings.sampling, profile.frames),
                     max_side=profile.max_side,
                     new_tokens=new_tokens,
-                    read_frames=lambda: len(reading.result()[0].frames),
+                    read_clip=lambda: reading.result()[0],
                 )
             model = load_model(checkpoint, settings, listener)
             load_ms = (time.perf_counter() - started) * 1e3

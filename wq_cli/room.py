@@ -41,7 +41,7 @@ def check_before_weights(
     planned_frames: int,
     max_side: int | None,
     new_tokens: int,
-    read_frames: Callable[[], int],
+    read_clip: Callable[[], Clip],
 ) -> None:
     """Refuse a clip that cannot fit the model's context while only its config is known.
 
@@ -51,7 +51,8 @@ def check_before_weights(
         planned_frames: How many frames are asked for; the clip may turn out to have fewer.
         max_side: See `wq_cli.video.read`.
         new_tokens: Longest answer.
-        read_frames: Waits for the clip and counts its frames; called only when the planned ones do not fit.
+        read_clip: Waits for the clip; called only when the planned frames do not seem to fit. A model may give each of
+            many frames less than it gives each of two.
 
     Raises:
         WqError: The clip's visual tokens and the answer alone are too many.
@@ -59,13 +60,13 @@ def check_before_weights(
     from wq_cli.video.picture import fit
 
     width, height = fit(info.width, info.height, max_side)
-    per_frame, others = sizing.visual_cost(outline, np.zeros((2, height, width, 3), np.uint8), np.arange(2.0))
-    if planned_frames * per_frame + others + new_tokens > outline.text_config.max_position_embeddings:
-        frames = read_frames()
+    cost = sizing.VisualCost.of(outline, np.zeros((2, height, width, 3), np.uint8), np.arange(2.0))
+    if cost.tokens(planned_frames) + new_tokens > outline.text_config.max_position_embeddings:
+        clip = read_clip()
         check_context(
             outline.text_config,
-            frames=frames,
-            visual_tokens=frames * per_frame + others,
+            frames=len(clip.frames),
+            visual_tokens=len(outline.frame_of_tokens(clip.frames, clip.pts_seconds)),
             text_tokens=0,
             new_tokens=new_tokens,
         )
@@ -88,11 +89,11 @@ def within_token_limit(model: VideoModel, clip: Clip, limit: int | None) -> Clip
     """
     if limit is None:
         return clip
-    per_frame, others = sizing.visual_cost(model, clip.frames[:2], clip.pts_seconds[:2])
-    fits = (limit - others) // per_frame
+    cost = sizing.VisualCost.of(model, clip.frames[:2], clip.pts_seconds[:2])
+    fits = cost.frames(limit)
     if fits < 1:
         raise WqError(
-            f"one frame has {others + per_frame} visual tokens, more than {limit}",
+            f"one frame has {cost.tokens(1)} visual tokens, more than {limit}",
             "lift the limit with `--max-visual-tokens`",
         )
     if fits >= len(clip.frames):

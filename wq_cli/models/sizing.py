@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,8 @@ def outline(config: Any, processor: Any) -> VideoModel:
 
     module, adapter, model_class = family_of(config.model_type)
     with torch.device("meta"):
-        model = getattr(transformers, model_class)._from_config(config, attn_implementation="sdpa")
+        # SDPA would look at the values of some masks, which are not there.
+        model = getattr(transformers, model_class)._from_config(deepcopy(config), attn_implementation="eager")
     return wrap(module, adapter, model.eval(), processor)
 
 
@@ -66,17 +69,40 @@ def weight_bytes(model: VideoModel, dtype: torch.dtype, weights: Weights) -> int
     return int((total - packed) * dtype.itemsize + packed * FOUR_BIT_BYTES)
 
 
-def visual_cost(model: VideoModel, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> tuple[int, int]:
-    """(visual tokens of a frame, visual tokens of a clip that belong to no frame).
+@dataclass(frozen=True)
+class VisualCost:
+    """Visual tokens of clips of one frame size.
 
-    Args:
-        model: It, or its outline.
-        frames: The first two of a clip, since a model may join frames in pairs, [2, H, W, 3].
-        pts_seconds: Their times, [2].
+    Attributes:
+        unit_tokens: Of a frame, or of the frames that a model joins.
+        unit_frames: How many it joins.
+        other_tokens: Of a clip, however long it is.
     """
-    owners = model.encode(frames, pts_seconds).frames
-    of_frames = int((owners >= 0).sum())
-    return -(-of_frames // len(frames)), len(owners) - of_frames
+
+    unit_tokens: int
+    unit_frames: int
+    other_tokens: int
+
+    @classmethod
+    def of(cls, model: VideoModel, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> VisualCost:
+        """Measured on the first two frames of a clip, which may be blank.
+
+        Args:
+            model: It, or its outline.
+            frames: RGB, [2, H, W, 3], or [1, H, W, 3] of a clip that has no more.
+            pts_seconds: Their times.
+        """
+        owners = model.frame_of_tokens(frames, pts_seconds)
+        units = len(np.unique(owners[owners >= 0]))
+        of_frames = int((owners >= 0).sum())
+        return cls(of_frames // units, len(frames) // units, len(owners) - of_frames)
+
+    def tokens(self, frames: int) -> int:
+        return -(-frames // self.unit_frames) * self.unit_tokens + self.other_tokens
+
+    def frames(self, tokens: int) -> int:
+        """The most frames that have no more tokens."""
+        return max(0, tokens - self.other_tokens) // self.unit_tokens * self.unit_frames
 
 
 def kv_bytes_per_token(text_config: Any, dtype: torch.dtype) -> int:
