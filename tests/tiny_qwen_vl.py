@@ -39,7 +39,7 @@ def tokenizer():
     )  # fmt: skip
 
 
-def _configs(family: str, vocabulary: int, sliding_window: int | None):
+def configs(family: str, vocabulary: int, sliding_window: int | None = None):
     """(vision, text) settings of a family, in its own words."""
     hidden = 64
     text = {
@@ -71,7 +71,7 @@ def qwen_vl(folder: Path, family: str, sliding_window: int | None = None) -> Pat
     torch.manual_seed(0)
     words = tokenizer()
     name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family]
-    vision, text = _configs(family, len(words), sliding_window)
+    vision, text = configs(family, len(words), sliding_window)
     tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{kind}_token_id": words.convert_tokens_to_ids(f"<|{token}|>") for kind, token in tokens.items()}
     config = getattr(transformers, f"{name}Config")(vision_config=vision, text_config=text, **ids)

@@ -22,7 +22,8 @@ class Profile:
 
     Attributes:
         path: The file it was read from.
-        architecture: `text_config` and `vision_config` of the model's transformers configuration, for random weights.
+        architecture: For random weights: `text_config` and `vision_config` of the model's transformers configuration,
+            and `frame_processor`, the `class` of its video or image processor with settings.
     """
 
     path: Path
@@ -79,10 +80,12 @@ def _is_sensitivity(value: Any) -> bool:
 
 
 def _is_architecture(value: Any) -> bool:
-    parts = ("text_config", "vision_config")
-    return isinstance(value, dict) and set(value) == set(parts) and all(isinstance(value[part], dict) for part in parts)
+    if not isinstance(value, dict) or set(value) != set(_ARCHITECTURE):
+        return False
+    return all(isinstance(part, dict) for part in value.values()) and _is_text(value["frame_processor"].get("class"))
 
 
+_ARCHITECTURE = ("text_config", "vision_config", "frame_processor")
 _TEXT = ("a text", _is_text)
 _COUNT = ("a whole number from 1", _is_count)
 _DTYPE = (f"one of {', '.join(get_args(Dtype))}", lambda value: value in get_args(Dtype))
@@ -105,7 +108,7 @@ _RULES = {
     ),
     "architecture": _Rule(
         "configuration that `--random-weights` builds",
-        "a mapping with `text_config` and `vision_config`",
+        "a mapping with `text_config`, `vision_config` and `frame_processor`, which has a `class`",
         _is_architecture,
     ),
     "notes": _Rule("what else a user should know", *_TEXT),

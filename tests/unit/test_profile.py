@@ -111,7 +111,7 @@ def test_a_path_is_read_as_it_is(tmp_path: Path) -> None:
         ("sensitivity: 0.9", "`sensitivity` must be a list of numbers from 0 to 1"),
         ("sensitivity: [0.9, 1.2]", "`sensitivity` must be a list of numbers from 0 to 1"),
         ("sensitivity: []", "`sensitivity` must be a list"),
-        ("architecture: {text_config: {}}", "`architecture` must be a mapping with `text_config` and `vision_config`"),
+        ("architecture: {text_config: {}}", "`architecture` must be a mapping with `text_config`, `vis"),
         ("revision: 12", "`revision` must be a text"),
         ("revision: no", "`revision` must be a text"),
         ("notes: ''", "`notes` must be a text"),

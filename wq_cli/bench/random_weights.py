@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from wq_cli.errors import ProfileError
@@ -35,32 +36,36 @@ def build(profile: Profile, settings: Settings) -> VideoModel:
     device = loading.choose_device(settings.runtime.device)
     dtype = loading.choose_dtype(settings.runtime.dtype, device, torch.bfloat16)
     module, adapter, model_class = family_of(profile.model_type)
-    config = transformers.AutoConfig.for_model(profile.model_type, **profile.architecture)
+    text, vision = profile.architecture["text_config"], profile.architecture["vision_config"]
+    tied = text.get("tie_word_embeddings", False)
+    config = transformers.AutoConfig.for_model(
+        profile.model_type, text_config=text, vision_config=vision, tie_word_embeddings=tied
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model = getattr(transformers, model_class)._from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.generation_config.eos_token_id = None
-    size = {"height": config.vision_config.image_size, "width": config.vision_config.image_size}
-    processor = getattr(transformers, model_class.replace("ForConditionalGeneration", "VideoProcessor"))(size=size)
-    return loading.wrap(module, adapter, model.eval(), _FramesOnly(processor))
+    frames = dict(profile.architecture["frame_processor"])
+    frame_processor = getattr(transformers, frames.pop("class"))(**frames)
+    return loading.wrap(module, adapter, model.eval(), _FramesOnly(frame_processor))
 
 
 class _FramesOnly:
     """A processor for frames alone: random weights have no words."""
 
-    def __init__(self, video_processor: object) -> None:
-        self.video_processor = video_processor
+    def __init__(self, frame_processor: object) -> None:
+        self.video_processor = self.image_processor = frame_processor
 
 
 @torch.inference_mode()
 def prompt(model: VideoModel, visual: VisualFeatures) -> Prompt:
-    """Random words round a clip, as many as a short question has."""
+    """Random words round a clip, as many as a short question has, and between its frames where the family has some."""
+    later_frames = np.flatnonzero(np.diff(visual.frames)) + 1
+    clip = np.insert(np.ones(len(visual.frames), dtype=bool), np.repeat(later_frames, model.words_between), False)
+    mask = torch.from_numpy(np.pad(clip, (TOKENS_BEFORE, TOKENS_AFTER))).to(model.device)
     generator = torch.Generator().manual_seed(0)
-    count = TOKENS_BEFORE + TOKENS_AFTER
-    ids = torch.randint(model.text_config.vocab_size, (count,), generator=generator).to(model.device)
-    words = model.embed(ids)
-    before, after = words.split([TOKENS_BEFORE, TOKENS_AFTER])
-    embeds = torch.cat([before, visual.embeds.to(words.dtype), after])
-    mask = torch.zeros(len(embeds), dtype=torch.bool, device=model.device)
-    mask[TOKENS_BEFORE : TOKENS_BEFORE + len(visual.embeds)] = True
-    return Prompt(embeds, mask, after, model.positions(mask, visual), visual.deepstack)
+    ids = torch.randint(model.text_config.vocab_size, (len(mask),), generator=generator).to(model.device)
+    embeds = model.embed(ids)
+    question = embeds[-TOKENS_AFTER:].clone()
+    embeds[mask] = visual.embeds.to(embeds.dtype)
+    return Prompt(embeds, mask, question, model.positions(mask, visual), visual.deepstack)

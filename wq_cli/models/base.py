@@ -78,6 +78,7 @@ class VideoModel(ABC):
     Attributes:
         model_type: The `model_type` of its config, the key of the registry.
         content_type: What the chat template is given: one `video`, or an `image` for each frame.
+        words_between: Tokens of the text that the processor writes between two frames or groups of them, about.
         model: The transformers model, in eval mode.
         processor: Its processor.
         lock: Held by the thread that runs the decoder.
@@ -85,6 +86,7 @@ class VideoModel(ABC):
 
     model_type: ClassVar[str]
     content_type: ClassVar[Literal["video", "image"]] = "video"
+    words_between: ClassVar[int] = 0
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model

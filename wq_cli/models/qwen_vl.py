@@ -114,6 +114,7 @@ class Qwen3VL(Qwen2VL):
     """Every pair of frames has its own grid and a time stamp before it; DeepStack adds to the first decoder layers."""
 
     model_type = "qwen3_vl"
+    words_between = 9  # <12.5 seconds>, the end of one pair and the start of the next
 
     def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
         return torch.stack([torch.cat(layer) for layer in zip(*(o.deepstack_features for o in outputs), strict=True)])
