@@ -312,8 +312,13 @@ def load_model(checkpoint: Checkpoint, settings: Settings, listener: Listener) -
     from wq_cli.models import loading
 
     runtime = settings.runtime
-    if notice := loading.room_notice(checkpoint, runtime.device, runtime.dtype, runtime.weights):
-        listener.notice(notice)
+    device = loading.choose_device(runtime.device)
+    for notice in (
+        loading.dtype_notice(runtime.dtype, device, checkpoint.config.dtype),
+        loading.room_notice(checkpoint, runtime.device, runtime.dtype, runtime.weights),
+    ):
+        if notice:
+            listener.notice(notice)
     model = loading.load_weights(checkpoint, runtime.device, runtime.dtype, runtime.weights)
     try:
         wq_kernels.choose_backend(model.device, model.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_videos import make
 from tiny_models import llava_onevision
@@ -43,6 +43,7 @@ def test_b17_an_answer_of_one_token_for_ever_is_flagged_after_it(
     assert describe.STUCK_NOTICE not in " ".join(capsys.readouterr().err.split()), "too short to tell"
 
 
+@settings(deadline=None)
 @given(phrase=st.lists(st.integers(0, 9), min_size=1, max_size=8), start=st.lists(st.integers(0, 9), max_size=6))
 def test_stuck_is_a_phrase_said_over_and_over(phrase: list[int], start: list[int]) -> None:
     assert describe.is_stuck([*start, *phrase * 12])

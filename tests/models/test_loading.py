@@ -155,3 +155,7 @@ def test_d7_no_bfloat16_before_sm80(
     assert loading.choose_dtype("bfloat16", torch.device("cuda"), stored) == (
         torch.float16 if capability < (8, 0) else torch.bfloat16
     )
+    for asked, meant in (("auto", stored or torch.bfloat16), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        notice = loading.dtype_notice(asked, torch.device("cuda"), stored)
+        assert (notice is not None) == (capability < (8, 0) and meant == torch.bfloat16)
+        assert notice is None or notice.startswith("`cuda` has no bfloat16: float16 is used")

@@ -65,14 +65,31 @@ def choose_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None)
         device: Where the model will run.
         stored: Dtype of the checkpoint.
     """
+    suited = _suited_dtype(asked, device, stored)
+    return torch.float16 if suited == torch.bfloat16 and _lacks_bfloat16(device) else suited
+
+
+def _suited_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
     if asked != "auto":
         chosen: torch.dtype = getattr(torch, asked)
-    elif device.type != "cuda":
-        chosen = torch.float32
-    else:
-        chosen = stored if stored in (torch.float16, torch.bfloat16) else torch.bfloat16
-    no_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_CAPABILITY
-    return torch.float16 if chosen == torch.bfloat16 and no_bfloat16 else chosen
+        return chosen
+    if device.type != "cuda":
+        return torch.float32
+    return stored if stored in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def _lacks_bfloat16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_CAPABILITY
+
+
+def dtype_notice(asked: Dtype, device: torch.device, stored: torch.dtype | None) -> str | None:
+    """A warning where a card lacks the number type that a model is meant for."""
+    if _suited_dtype(asked, device, stored) != torch.bfloat16 or not _lacks_bfloat16(device):
+        return None
+    return (
+        f"`{device}` has no bfloat16: float16 is used, whose numbers end at 65,504; where the answer makes no sense, "
+        "take `--dtype float32`"
+    )
 
 
 class _Unheard:
