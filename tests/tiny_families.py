@@ -75,6 +75,16 @@ def clip_tower():
     )  # fmt: skip
 
 
+def siglip_tower():
+    """SigLIP: patches alone."""
+    from transformers import SiglipVisionConfig
+
+    return SiglipVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, image_size=SIDE,
+        patch_size=PATCH,
+    )  # fmt: skip
+
+
 def save(folder: Path, model_class: str, config, processor, words) -> Path:
     """Random weights, larger than the usual start, so that attention is peaked and logits are apart."""
     import torch
@@ -96,15 +106,13 @@ def llava(folder: Path, **changes) -> Path:
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor
 
     words = byte_tokenizer("<image>", bos="<s>")
-    config = LlavaConfig(
-        vision_config=clip_tower(), text_config=text_config("LlamaConfig", words), image_seq_length=16,
-        image_token_index=words.convert_tokens_to_ids("<image>"), **changes,
-    )  # fmt: skip
+    parts = {"vision_config": clip_tower(), "text_config": text_config("LlamaConfig", words), **changes}
+    config = LlavaConfig(**parts, image_seq_length=16, image_token_index=words.convert_tokens_to_ids("<image>"))
     pictures = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     strategy = config.vision_feature_select_strategy
     processor = LlavaProcessor(
-        pictures, words, patch_size=PATCH, vision_feature_select_strategy=strategy, num_additional_image_tokens=1,
-        chat_template=VICUNA,
+        pictures, words, patch_size=PATCH, vision_feature_select_strategy=strategy,
+        num_additional_image_tokens=int(strategy == "default"), chat_template=VICUNA,
     )  # fmt: skip
     return save(folder, "LlavaForConditionalGeneration", config, processor, words)
 

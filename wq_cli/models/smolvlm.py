@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wq_cli.models.frames import FrameModel, tokens_per_frame
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -32,6 +33,10 @@ class SmolVLM(FrameModel):
         inner = self.model.model
         tokens: torch.Tensor = inner.connector(inner.vision_model(self.video_pixels(frames)).last_hidden_state)
         return tokens
+
+    def frame_of_tokens(self, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+        # Without weights its tower does not run: it looks at the values of its mask.
+        return np.repeat(np.arange(len(frames)), self.model.model.image_seq_len)
 
     def visual_texts(self, visual: VisualFeatures) -> list[str]:
         """The processor's own sentences. The length of the video is the time of its last frame, as is the processor's
