@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from wq_cli import policies, windows
 from wq_cli.attention import ATTENTION
 from wq_cli.cache import GROWTH_TOKENS, WindowCache, budget_for
+from wq_cli.chunks import token_chunks
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.device import HostCopy, Stopwatch
 from wq_cli.placement import VisualTokens
@@ -256,7 +257,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
 
     measure = policy.needs_sensitivity and request.sensitivity is None
     hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal)
-    with total(), windowed_attention(model), hooks:
+    with total(), windowed_attention(model), token_chunks(model.decoder), hooks:
         hidden = _run(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
