@@ -248,6 +248,7 @@ def open_video(video: str, settings: Settings, listener: Listener, new_tokens: i
     from wq_cli import profile as profiles
     from wq_cli import room
     from wq_cli import video as reader
+    from wq_cli.device import wait
 
     profile = profiles.load(settings.runtime.profile)
     if settings.runtime.offline and reader.is_web_address(video):
@@ -280,6 +281,7 @@ def open_video(video: str, settings: Settings, listener: Listener, new_tokens: i
     started = time.perf_counter()
     with _memory_errors(model.device, len(clip.frames), settings):
         visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
+        wait(model.device)
     encode_ms = (time.perf_counter() - started) * 1e3
     named = settings.runtime.model
     is_demo = named is None and profile.model == DEMO_MODEL

@@ -14,10 +14,16 @@ from torchvision.transforms.v2 import functional as tv
 from transformers import (
     CLIPVisionConfig,
     CLIPVisionModel,
+    InternVLConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextVideoConfig,
+    LlavaOnevisionConfig,
     LlavaOnevisionModel,
     LlavaOnevisionVideoProcessor,
     SiglipVisionConfig,
     SiglipVisionModel,
+    SmolVLMConfig,
 )
 
 from wq_cli.models import frames as vision
@@ -152,3 +158,24 @@ def test_frames_of_a_batch_by_hand() -> None:
     assert vision.frames_per_batch(**ONEVISION_7B, free_bytes=2 * 10 * 66_000_000) == 10
     assert vision.frames_per_batch(**ONEVISION_7B, free_bytes=100 * 2**30) == vision.MAX_FRAMES_PER_BATCH
     assert vision.frames_per_batch(**ONEVISION_7B, free_bytes=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "patches"),
+    [
+        (LlavaOnevisionConfig, 27**2),
+        (LlavaConfig, 24**2),
+        (LlavaNextConfig, 24**2),
+        (LlavaNextVideoConfig, 24**2),
+        (InternVLConfig, 32**2),
+        (SmolVLMConfig, 7**2),
+    ],
+)
+def test_frames_of_a_batch_of_every_family(monkeypatch: pytest.MonkeyPatch, config: type, patches: int) -> None:
+    """On a GPU whose free memory is that of 5 frames, from each family's own config."""
+    made = config()
+    tower, width = made.vision_config, made.get_text_config().hidden_size
+    of_token = (2 + tower.num_hidden_layers) * tower.hidden_size + 3 * max(tower.intermediate_size, width)
+    monkeypatch.setattr(vision, "free_bytes", lambda device: 2 * 5 * patches * of_token * 2)
+    adapter = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, model=SimpleNamespace(config=made))
+    assert vision.FrameModel._frames_per_batch(adapter) == 5
