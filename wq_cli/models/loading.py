@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -55,6 +57,19 @@ def _need(what: str, extra: str, *packages: str) -> None:
     if missing:
         names = " and ".join(f"`{package}`" for package in missing)
         raise DeviceError(f"{what} needs {names}", f"pip install 'wq-video[{extra}]'")
+
+
+def _import_bitsandbytes() -> None:
+    """Import it without the package `kernels`, through which it would fetch code from the hub and run it."""
+    held = sys.modules.get("kernels")
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        import_module("bitsandbytes")
+    finally:
+        del sys.modules["kernels"]
+        if held is not None:
+            sys.modules["kernels"] = held
 
 
 def choose_dtype(asked: Dtype, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
@@ -177,6 +192,7 @@ def load_weights(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, 
     placement: dict[str, Any] = {"device_map": "auto"} if asked_device == MULTI else {}
     if weights == "4bit":
         _need("`--weights 4bit`", "4bit", "bitsandbytes", "accelerate")
+        _import_bitsandbytes()
         placement = placement or {"device_map": {"": device}}
         placement["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
