@@ -22,8 +22,8 @@ class Profile:
 
     Attributes:
         path: The file it was read from.
-        architecture: For random weights: `text_config` and `vision_config` of the model's transformers configuration,
-            and `frame_processor`, the `class` of its video or image processor with settings.
+        architecture: For random weights: `text_config`, `vision_config` and what else the model's transformers
+            configuration needs, and `frame_processor`, the `class` of its video or image processor with settings.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Profile:
     kv_dtype: Dtype | None = None
     dtype: Dtype | None = None
     sensitivity: tuple[float, ...] | None = None
-    architecture: Mapping[str, Mapping[str, Any]] | None = None
+    architecture: Mapping[str, Any] | None = None
     notes: str | None = None
 
     @property
@@ -80,9 +80,9 @@ def _is_sensitivity(value: Any) -> bool:
 
 
 def _is_architecture(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != set(_ARCHITECTURE):
+    if not isinstance(value, dict) or not all(isinstance(value.get(part), dict) for part in _ARCHITECTURE):
         return False
-    return all(isinstance(part, dict) for part in value.values()) and _is_text(value["frame_processor"].get("class"))
+    return _is_text(value["frame_processor"].get("class"))
 
 
 _ARCHITECTURE = ("text_config", "vision_config", "frame_processor")

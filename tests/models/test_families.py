@@ -13,10 +13,12 @@ from tiny_families import MAKERS, llava, llava_next_mistral, siglip_tower
 from transformers.video_utils import VideoMetadata
 
 from wq_cli import engine
-from wq_cli.config import Generation, Quantization
+from wq_cli.bench import random_weights
+from wq_cli.config import Generation, Quantization, Runtime, Settings
 from wq_cli.errors import ModelError, WqError
 from wq_cli.models import loading, sizing
 from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.profile import Profile
 
 QUESTION = "what happens in the video?"
 QUESTIONS = [QUESTION, "a dog?"]
@@ -251,3 +253,24 @@ def test_layers_with_a_sliding_window_are_refused_once_they_matter(tmp_path: Pat
     with pytest.raises(ModelError, match="last 130 tokens"):
         state = prefilled(model, [prompt_of(model, noise(9))], Quantization(window=8))
         list(engine.decode(model, state, Generation(max_new_tokens=8)))
+
+
+def test_a_run_over_random_weights(model: VideoModel) -> None:
+    """What `--random-weights` builds from a profile: as many visual tokens and as many stretches of text between."""
+    config = model.model.config
+    part = model.processor.image_processor if model.content_type == "image" else model.processor.video_processor
+    settings = part.to_dict()
+    sizes = {name: settings[name] for name in ("size", "crop_size", "max_image_size") if settings.get(name)}
+    architecture = {
+        "text_config": config.text_config.to_dict(),
+        "vision_config": config.vision_config.to_dict(),
+        "frame_processor": {"class": type(part).__name__, **sizes},
+    }
+    made = Profile(Path("tiny.yaml"), "tiny", "", "tiny", model_type=model.model_type, architecture=architecture)
+    random = random_weights.build(made, Settings(runtime=Runtime(device="cpu")))
+    prompt = random_weights.prompt(random, random.encode(noise(9), np.arange(9.0)))
+    real = prompt_of(model, noise(9))
+    assert prompt.visual_mask.sum() == real.visual_mask.sum()
+    assert prompt.visual_mask.diff().sum() == real.visual_mask.diff().sum()
+    state = engine.prefill(random, engine.prepare(random, [prompt], Quantization(window=8), room=4))
+    assert len(list(engine.decode(random, state, Generation(max_new_tokens=4)))) == 4

@@ -18,6 +18,13 @@ from wq_cli.profile import Profile
 
 # Parameters that the hub counts in the safetensors files of each repository.
 PUBLISHED = {
+    "internvl2-8b": 8_075_365_376,
+    "internvl3-8b": 7_944_373_760,
+    "llava-1.5-7b": 7_063_427_072,
+    "llava-1.5-13b": 13_351_494_656,
+    "llava-1.6-mistral-7b": 7_566_747_648,
+    "llava-1.6-vicuna-7b": 7_063_431_168,
+    "llava-next-video-7b": 7_063_431_168,
     "qwen2-vl-2b": 2_208_985_600,
     "qwen2-vl-7b": 8_291_375_616,
     "qwen2.5-vl-3b": 3_754_622_976,
@@ -25,6 +32,9 @@ PUBLISHED = {
     "qwen3-vl-2b": 2_127_532_032,
     "qwen3-vl-4b": 4_437_815_808,
     "qwen3-vl-8b": 8_767_123_696,
+    "smolvlm2-256m": 256_484_928,
+    "smolvlm2-500m": 507_482_304,
+    "smolvlm2-2.2b": 2_246_784_880,
 }
 
 

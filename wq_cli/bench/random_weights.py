@@ -36,16 +36,14 @@ def build(profile: Profile, settings: Settings) -> VideoModel:
     device = loading.choose_device(settings.runtime.device)
     dtype = loading.choose_dtype(settings.runtime.dtype, device, torch.bfloat16)
     module, adapter, model_class = family_of(profile.model_type)
-    text, vision = profile.architecture["text_config"], profile.architecture["vision_config"]
-    tied = text.get("tie_word_embeddings", False)
-    config = transformers.AutoConfig.for_model(
-        profile.model_type, text_config=text, vision_config=vision, tie_word_embeddings=tied
-    )
+    parts = dict(profile.architecture)
+    frames = dict(parts.pop("frame_processor"))
+    tied = parts["text_config"].get("tie_word_embeddings", False)
+    config = transformers.AutoConfig.for_model(profile.model_type, tie_word_embeddings=tied, **parts)
     torch.manual_seed(0)
     with torch.device(device):
         model = getattr(transformers, model_class)._from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.generation_config.eos_token_id = None
-    frames = dict(profile.architecture["frame_processor"])
     frame_processor = getattr(transformers, frames.pop("class"))(**frames)
     return loading.wrap(module, adapter, model.eval(), _FramesOnly(frame_processor))
 

@@ -18,6 +18,7 @@ class InternVL(FrameModel):
     """A line `FrameN: <img>...</img>` a frame, whose visual tokens are the `<IMG_CONTEXT>` of an image."""
 
     model_type = "internvl"
+    words_between = 7  # </img>, a newline, "Frame2: " and <img>
 
     @property
     def video_token_id(self) -> int:

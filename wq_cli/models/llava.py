@@ -20,6 +20,7 @@ class Llava(FrameModel):
 
     model_type = "llava"
     content_type = "image"
+    words_between = 1  # the template's newline
 
     @property
     def placeholder(self) -> str:

@@ -20,6 +20,7 @@ class SmolVLM(FrameModel):
     """A sentence on the clip, then per frame its time and its tokens between special ones."""
 
     model_type = "smolvlm"
+    words_between = 14  # the special tokens around a frame and "Frame from 00:12:" on a line of its own
 
     @property
     def decoder(self) -> Any:
