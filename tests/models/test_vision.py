@@ -178,4 +178,4 @@ def test_frames_of_a_batch_of_every_family(monkeypatch: pytest.MonkeyPatch, conf
     of_token = (2 + tower.num_hidden_layers) * tower.hidden_size + 3 * max(tower.intermediate_size, width)
     monkeypatch.setattr(vision, "free_bytes", lambda device: 2 * 5 * patches * of_token * 2)
     adapter = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, model=SimpleNamespace(config=made))
-    assert vision.FrameModel._frames_per_batch(adapter) == 5
+    assert vision.FrameModel.frames_at_once(adapter) == 5

@@ -41,7 +41,7 @@ class FrameModel(VideoModel):
         on_frames: Callable[[int], None] = lambda count: None,
     ) -> VisualFeatures:
         batches = []
-        count = self._frames_per_batch()
+        count = self.frames_at_once()
         for start in range(0, len(frames), count):
             batch = frames[start : start + count]
             with self.lock:
@@ -50,7 +50,8 @@ class FrameModel(VideoModel):
         tokens = torch.cat(batches)
         return VisualFeatures(tokens.flatten(0, 1), np.repeat(np.arange(len(tokens)), tokens.shape[1]), pts_seconds)
 
-    def _frames_per_batch(self) -> int:
+    def frames_at_once(self) -> int:
+        """Frames of one call of the vision tower."""
         if self.device.type != "cuda":
             return FRAMES_PER_BATCH
         config = self.model.config
