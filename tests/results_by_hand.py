@@ -119,8 +119,14 @@ def inspect_result(
     return replace(result, **changes)
 
 
-def bench_row(policy: str, bits: float, kv_bytes: int, ms: float, kl: float | None, same: float | None) -> BenchRow:
-    return BenchRow(policy, bits, kv_bytes, 1_000_000, 5_000_000, 0.4, 3.2, 120.0, ms, 1000 / ms, kl, same, 900.0)
+def bench_row(
+    policy: str, bits: float, kv_bytes: int, ms: float, kl: float | None, same: float | None, spread: float = 0.03
+) -> BenchRow:
+    """`spread`: how far the slowest and fastest run lie from the median, as a share of it."""
+    ranges = [(middle * (1 - spread), middle * (1 + spread)) for middle in (120.0, ms)]
+    return BenchRow(
+        policy, bits, kv_bytes, 1_000_000, 5_000_000, 0.4, 3.2, 120.0, ms, 1000 / ms, kl, same, 900.0, 5, *ranges
+    )
 
 
 def bench_result(**changes: Any) -> BenchResult:

@@ -182,6 +182,8 @@ class BenchRow:
         kl_to_full: Mean KL(full || policy) in nats over the answer positions, question asked through the packed cache.
         greedy_agreement: Share of those positions with the same most likely token.
         warmup_ms: First prefill and decode, compilation included; kept out of every other figure.
+        runs: Timed runs after it; times are medians over them.
+        first_token_ms_range, decode_ms_per_token_range: Lowest and highest of the runs.
     """
 
     policy: str
@@ -197,6 +199,9 @@ class BenchRow:
     kl_to_full: float | None
     greedy_agreement: float | None
     warmup_ms: float
+    runs: int
+    first_token_ms_range: tuple[float, float]
+    decode_ms_per_token_range: tuple[float, float]
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,23 @@ def test_bench_says_what_a_slower_policy_gains() -> None:
     assert comparison.slower(by_hand.bench_result(rows=by_hand.bench_result().rows[:3]), UNICODE) is None
 
 
+def test_bench_says_how_often_it_timed_and_how_far_the_runs_lie_apart() -> None:
+    rows = [replace(row, runs=runs) for row, runs in zip(by_hand.bench_result().rows, (5, 5, 2, 5), strict=True)]
+    rows[1] = replace(rows[1], decode_ms_per_token_range=(7.6, 8.6))
+    said = comparison.conditions(by_hand.bench_result(rows=tuple(rows)), UNICODE).plain
+    assert "times are medians of 2 to 5 runs, whose times per token lie up to 12% apart" in said
+    once = tuple(replace(row, runs=1) for row in rows)
+    assert "times of a single run" in comparison.conditions(by_hand.bench_result(rows=once), UNICODE).plain
+
+
+@pytest.mark.parametrize(("ms", "said"), [(9.0, "1.11× faster"), (9.6, "as fast"), (10.4, "as fast"), (11, "slower")])
+def test_bench_claims_no_difference_that_lies_within_the_spread(ms: float, said: str) -> None:
+    rows = (by_hand.bench_row("fp16", 16, 1000, 10.0, None, None), by_hand.bench_row("rtn4", 4, 250, ms, None, None))
+    result = by_hand.bench_result(rows=rows)
+    assert drawn(comparison.bench_table(result, 80, UNICODE))[-1].strip().endswith(said)
+    assert (comparison.slower(result, UNICODE) is not None) == (said == "slower")
+
+
 def test_bench_without_the_full_precision_row_compares_with_nothing() -> None:
     result = by_hand.bench_result()
     result = replace(result, rows=result.rows[1:])

@@ -15,7 +15,6 @@ from wq_cli.results import BenchResult, BenchRow, EvalResult
 
 REFERENCE = "fp16"
 _WIDE = 120
-_NOTICEABLE = 1.005
 
 # heading, cell, whether only wide terminals show it
 _COLUMNS: list[tuple[str, Callable[[BenchRow], str], bool]] = [
@@ -66,6 +65,7 @@ def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
         ),
         versions,
         "bits per visual element; first: time to the first token; token: each later one",
+        _spread(result),
     ]
     if any(row.kl_to_full is not None for row in result.rows):
         lines.append(
@@ -81,11 +81,24 @@ def slower(result: BenchResult, glyphs: Glyphs) -> str | None:
     if reference is None:
         return None
     costs = [
-        f"{row.policy} {ratio:.2f}{glyphs.times} the time ({reference.kv_bytes / row.kv_bytes:.1f}{glyphs.times} less)"
+        f"{row.policy} {row.decode_ms_per_token / reference.decode_ms_per_token:.2f}{glyphs.times} the time "
+        f"({reference.kv_bytes / row.kv_bytes:.1f}{glyphs.times} less)"
         for row in result.rows
-        if (ratio := row.decode_ms_per_token / reference.decode_ms_per_token) >= _NOTICEABLE
+        if _is_slower(row, reference)
     ]
     return f"slower per token than {REFERENCE} here, for less KV memory: {', '.join(costs)}" if costs else None
+
+
+def _spread(result: BenchResult) -> str:
+    """How often a policy was timed, and how far its runs lie apart."""
+    fewest, most = min(row.runs for row in result.rows), max(row.runs for row in result.rows)
+    if most == 1:
+        return "times of a single run"
+    runs = f"{most} runs" if fewest == most else f"{fewest} to {most} runs"
+    widest = max(
+        (high - low) / row.decode_ms_per_token for row in result.rows for low, high in [row.decode_ms_per_token_range]
+    )
+    return f"times are medians of {runs}, whose times per token lie up to {widest:.0%} apart"
 
 
 def _reference(result: BenchResult) -> BenchRow | None:
@@ -96,11 +109,16 @@ def _speed(row: BenchRow, reference: BenchRow, glyphs: Glyphs) -> Text:
     if row is reference:
         return Text("")
     ratio = reference.decode_ms_per_token / row.decode_ms_per_token
-    if ratio >= _NOTICEABLE:
+    if _is_slower(reference, row):
         return Text(f"{ratio:.2f}{glyphs.times} faster", style="green")
-    if 1 / ratio >= _NOTICEABLE:
+    if _is_slower(row, reference):
         return Text(f"{1 / ratio:.2f}{glyphs.times} slower", style="red")
     return Text("as fast")
+
+
+def _is_slower(row: BenchRow, other: BenchRow) -> bool:
+    """Whether its fastest run is slower than the other's slowest, by enough to be seen in two decimals."""
+    return row.decode_ms_per_token_range[0] > 1.005 * other.decode_ms_per_token_range[1]
 
 
 def eval_table(result: EvalResult) -> Table:
