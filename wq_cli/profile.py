@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -144,6 +145,15 @@ def _catalogue() -> dict[str, Path]:
 def names() -> list[str]:
     """Known profiles by name."""
     return sorted(_catalogue())
+
+
+def valid() -> list[Profile]:
+    """Known profiles by name, without those that are not valid."""
+    found = []
+    for name in names():
+        with suppress(ProfileError):
+            found.append(load(name))
+    return found
 
 
 def default_name() -> str:

@@ -70,16 +70,42 @@ def test_profiles_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert ran_json(capsys, "profiles", "validate", "demo")["path"].endswith("demo.yaml")
 
 
-def test_doctor_names_versions_device_and_backend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_versions_device_and_backend(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from importlib.metadata import version
 
+    from wq_cli import profile
+
+    monkeypatch.setattr(profile, "valid", lambda: [profile.load("demo")])
     shown = ran_json(capsys, "doctor", "--device", "cpu")
     assert shown["versions"]["torch"] == version("torch")
     assert (shown["device"], shown["dtype"], shown["backend"]) == ("cpu", "float32", "torch")
     assert "cpu" in shown["backend_reason"]
     assert shown["memory_total_bytes"] > shown["memory_free_bytes"] > 0
     assert main(["doctor", "--device", "cpu"]) == 0
-    assert version("transformers") in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert version("transformers") in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.endswith("yes")] == ["demo"]
+
+
+def test_doctor_says_which_profiles_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from wq_cli.models import sizing
+
+    monkeypatch.setattr(sizing, "memory", lambda device: (8 * 2**30, 16 * 2**30))
+    shown = ran_json(capsys, "doctor", "--device", "cpu", "--dtype", "bfloat16")
+    rows = {row["name"]: row for row in shown["fits"]}
+    # 196 tokens a frame, 2 (keys, values) x 28 layers x 4 heads x 128 numbers of 2 bytes a token.
+    assert rows["llava-onevision-7b"]["kv_bytes_per_frame"] == 196 * 2 * 28 * 4 * 128 * 2
+    # Published: 8.03 billion parameters; nine tenths of them are in the decoder's linear layers.
+    assert rows["llava-onevision-7b"]["weight_bytes"] == pytest.approx(2 * 8.03e9, rel=0.001)
+    assert {name: row["fits"] for name, row in rows.items() if name.startswith("llava-onevision")} == {
+        "llava-onevision-0.5b": "full",
+        "llava-onevision-7b": "4bit",
+    }
+    assert rows["llava-1.5-13b"]["fits"] == "no"
+    assert [name for name, row in rows.items() if row["weight_bytes"] is None] == []
+    assert rows["demo"]["is_here"] and rows["demo"]["fits"] == "full"
 
 
 def test_doctor_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

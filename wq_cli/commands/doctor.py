@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wq_cli import __version__
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
 from wq_cli.config import Runtime
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wq_cli.fit import ProfileFit
+
 EXAMPLES = """\
 [bold]Examples[/]
 $ wq doctor
 $ wq doctor --device cuda:1 --json"""
 _PACKAGES = ("torch", "transformers", "triton", "torchvision", "av", "numpy", "pillow", "rich", "typer")
+_EXTRAS = ("accelerate", "bitsandbytes")
+_FITS = {"full": "yes", "4bit": "with --weights 4bit", "no": "no", None: "unknown"}
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,14 @@ class DoctorResult:
 
     Attributes:
         versions: Package to version, None where it is not installed.
+        extras: The same of packages that only some options need.
         backend_reason: Why that implementation of the kernels.
         memory_total_bytes, memory_free_bytes: Of the device, or of the machine for a CPU (None when unknown).
     """
 
     command: str
     versions: dict[str, str | None]
+    extras: dict[str, str | None]
     platform: str
     cpu_threads: int
     profile: str
@@ -42,11 +50,12 @@ class DoctorResult:
     memory_total_bytes: int | None
     memory_free_bytes: int | None
     video_decoder: str
+    fits: tuple[ProfileFit, ...]
 
 
 @grouped
 def doctor(*, runtime: Runtime, output: Output) -> None:
-    """Show versions, the device, the backend and why, and memory."""
+    """Show versions, the device, the backend and why, memory, and which profiles fit."""
     output.check()
     result = _examine(runtime)
     output.emit(result)
@@ -65,6 +74,7 @@ def doctor(*, runtime: Runtime, output: Output) -> None:
         )
         rows = {
             "versions": ", ".join(f"{name} {found or 'missing'}" for name, found in result.versions.items()),
+            "extras": ", ".join(f"{name} {found or 'not installed'}" for name, found in result.extras.items()),
             "platform": result.platform,
             "profile": result.profile,
             "device": f"{result.device} ({result.device_name}), {result.cpu_threads} CPU threads",
@@ -76,6 +86,27 @@ def doctor(*, runtime: Runtime, output: Output) -> None:
         for name, text in rows.items():
             grid.add_row(name, Text(text))
         screen.result(grid)
+        screen.result("")
+        screen.result(_fit_table(result.fits))
+
+
+def _fit_table(fits: tuple[ProfileFit, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from wq_cli.report.format import size
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("profile", no_wrap=True)
+    for heading in ("weights", "in 4 bits", "KV of a frame", "frames"):
+        table.add_column(heading, justify="right")
+    for heading in ("fits here", "pulled"):
+        table.add_column(heading)
+    for row in fits:
+        sizes = (row.weight_bytes, row.weight_bytes_4bit, row.kv_bytes_per_frame)
+        shown = ("" if count is None else size(count) for count in sizes)
+        table.add_row(row.name, *shown, str(row.frames), _FITS[row.fits], "yes" if row.is_here else "")
+    return table
 
 
 def _examine(runtime: Runtime) -> DoctorResult:
@@ -88,9 +119,12 @@ def _examine(runtime: Runtime) -> DoctorResult:
     import torch
 
     import wq_kernels
+    from wq_cli import fit, profile
     from wq_cli.errors import DeviceError
-    from wq_cli.models.loading import choose_device, choose_dtype
+    from wq_cli.models import sizing
+    from wq_cli.models.loading import choose_device, choose_dtype, hush
 
+    hush()
     device = choose_device(runtime.device)
     dtype = choose_dtype(runtime.dtype, device, None)
     try:
@@ -98,7 +132,7 @@ def _examine(runtime: Runtime) -> DoctorResult:
             backend = wq_kernels.choose_backend(device, dtype)
     except RuntimeError as error:
         raise DeviceError(str(error), "leave `--backend` away to fall back to PyTorch") from error
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else _machine_memory()
+    free, total = sizing.memory(device)
     return DoctorResult(
         command="doctor",
         versions={
@@ -106,6 +140,7 @@ def _examine(runtime: Runtime) -> DoctorResult:
             "python": platform.python_version(),
             **{name: _version(name) for name in _PACKAGES},
         },
+        extras={name: _version(name) for name in _EXTRAS},
         platform=platform.platform(),
         cpu_threads=torch.get_num_threads(),
         profile=runtime.profile or "",
@@ -117,6 +152,7 @@ def _examine(runtime: Runtime) -> DoctorResult:
         memory_total_bytes=total,
         memory_free_bytes=free,
         video_decoder=f"FFmpeg {av.ffmpeg_version_info}",
+        fits=tuple(fit.examine(one, dtype, free) for one in profile.valid()),
     )
 
 
@@ -127,12 +163,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _machine_memory() -> tuple[int | None, int | None]:
-    """(available, total) bytes of the machine; None where the system does not tell."""
-    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None, None
-    page = os.sysconf("SC_PAGE_SIZE")
-    available = page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else None
-    return available, page * os.sysconf("SC_PHYS_PAGES")

@@ -137,6 +137,14 @@ class Checkpoint:
         return sizing.outline(self.config, self.processor)
 
 
+def hush() -> None:
+    """Keep transformers' advice and bars off the terminal; what goes wrong is said in our words."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
 def open_checkpoint(
     source: str, revision: str | None = None, *, offline: bool = False, progress: hub.Progress | None = None
 ) -> Checkpoint:
@@ -153,8 +161,7 @@ def open_checkpoint(
     """
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    hush()
     if hub.is_repository(source):
         folder = hub.local_folder(source, revision, offline, progress or _Unheard())
     else:
