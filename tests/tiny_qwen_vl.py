@@ -77,8 +77,10 @@ def qwen_vl(folder: Path, family: str, sliding_window: int | None = None) -> Pat
     config = getattr(transformers, f"{name}Config")(vision_config=vision, text_config=text, **ids)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     for parameter_name, parameter in model.named_parameters():
-        if "norm" not in parameter_name:  # see tiny_models.llava_onevision
-            parameter.data.normal_(std=0.5 if "visual" not in parameter_name else 0.2)
+        # Large, for the reasons of tiny_models.llava_onevision; DeepStack has to show beside a wide stream.
+        if "norm" not in parameter_name:
+            spread = 2.0 if "deepstack" in parameter_name else 0.2 if "visual" in parameter_name else 0.5
+            parameter.data.normal_(std=spread)
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = words.pad_token_id
     least, most = (count * (PATCH * MERGE) ** 2 for count in TOKENS[family])
