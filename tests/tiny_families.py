@@ -163,7 +163,7 @@ def llava_next_video(folder: Path) -> Path:
     return save(folder, "LlavaNextVideoForConditionalGeneration", config, processor, words)
 
 
-def internvl(folder: Path) -> Path:
+def internvl(folder: Path, *, text: str = "Qwen2Config", **text_changes) -> Path:
     from transformers import (
         GotOcr2ImageProcessor,
         InternVLConfig,
@@ -180,7 +180,8 @@ def internvl(folder: Path) -> Path:
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
             image_size=[SIDE, SIDE], patch_size=[PATCH, PATCH],
         ),
-        text_config=text_config("Qwen2Config", words), image_token_id=words.context_image_token_id, image_seq_length=4,
+        text_config=text_config(text, words, **text_changes), image_token_id=words.context_image_token_id,
+        image_seq_length=4,
     )  # fmt: skip
     size = {"height": SIDE, "width": SIDE}
     processor = InternVLProcessor(

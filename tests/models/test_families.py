@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import MAKERS, llava, llava_next_mistral, siglip_tower
+from tiny_families import MAKERS, internvl, llava, llava_next_mistral, siglip_tower
 from transformers.video_utils import VideoMetadata
 
 from wq_cli import engine
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
 from wq_cli.errors import ModelError, WqError
-from wq_cli.models import loading, sizing
+from wq_cli.models import FAMILIES, loading, sizing
 from wq_cli.models.base import Prompt, VideoModel
 from wq_cli.profile import Profile
 
@@ -142,10 +143,10 @@ def test_embeddings_are_those_of_the_model(model: VideoModel, count: int) -> Non
 @pytest.mark.parametrize("questions", [[QUESTION], QUESTIONS], ids=["one", "two, padded"])
 def test_full_precision_gives_generates_tokens(model: VideoModel, questions: list[str]) -> None:
     frames = noise(5)
-    expected = Reference.of(model, frames, *questions).generate(model, 24)
+    expected = Reference.of(model, frames, *questions).generate(model, 16)
     prompts = [prompt_of(model, frames, question) for question in questions]
     state = prefilled(model, prompts, Quantization(policy="fp16", window=8))
-    steps = list(engine.decode(model, state, Generation(max_new_tokens=24)))
+    steps = list(engine.decode(model, state, Generation(max_new_tokens=16)))
     for row, want in zip(torch.stack(steps, dim=1).tolist(), expected, strict=True):
         until = next((i + 1 for i, token in enumerate(want) if token in model.eos_ids), len(want))
         assert row[:until] == want[:until]
@@ -241,6 +242,51 @@ def test_layers_of_the_tower_are_those_of_the_config(tmp_path: Path, tower: str,
     with torch.inference_mode():
         expected = model.model(**inputs).logits
         assert torch.allclose(model.model(inputs_embeds=prompt.embeds[None]).logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("LlamaConfig", {"head_dim": 32}),
+        ("Qwen3Config", {"head_dim": 32}),
+        ("Qwen3MoeConfig", {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    ],
+)
+def test_language_models_of_later_internvl(tmp_path: Path, text: str, changes: dict[str, int]) -> None:
+    model = loading.load(str(internvl(tmp_path, text=text, **changes)), CPU, "auto")
+    expected = Reference.of(model, noise(5), QUESTION).generate(model, 16)
+    state = prefilled(model, [prompt_of(model, noise(5))], Quantization("fp16", window=8))
+    answer = torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=16))), dim=1).tolist()
+    assert answer == [expected[0][: len(answer[0])]]
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("text_config", "gemma2"),  # caps its attention scores
+        ("text_config", "gpt_oss"),  # attends to sinks
+        ("text_config", "qwen3_next"),  # most layers keep no keys
+        ("vision_config", "pixtral"),  # as many tokens as a picture has patches, with breaks between rows
+    ],
+)
+def test_parts_that_would_be_run_wrongly_are_refused(tmp_path: Path, part: str, other: str) -> None:
+    folder = llava(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, part: {"model_type": other}}))
+    with pytest.raises(ModelError, match=f"`llava` over `{other}` is not supported"):
+        loading.load(str(folder), CPU, "auto")
+
+
+@pytest.mark.parametrize("described", [{"model_type": "bert"}, {"model_type": "internvl_chat"}, {"model_type": "new"}])
+def test_unknown_types_of_model_are_told_the_known_ones(tmp_path: Path, described: dict[str, Any]) -> None:
+    """Types that transformers knows, those with code of their own, and those it has never heard of."""
+    if described["model_type"] == "internvl_chat":
+        described = {**described, "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match=f"models of type `{described['model_type']}` are not supported") as caught:
+        loading.load(str(tmp_path), CPU, "auto")
+    assert caught.value.hint == f"supported: {', '.join(FAMILIES)}"
+    assert {name.split("-")[0] for name in MAKERS} <= set(FAMILIES)
 
 
 def test_layers_with_a_sliding_window_are_refused_once_they_matter(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from wq_cli.errors import ModelError
 
 # model_type: (module of this package, adapter, transformers class)
@@ -17,6 +19,13 @@ FAMILIES = {
     "smolvlm": ("smolvlm", "SmolVLM", "SmolVLMForConditionalGeneration"),
 }
 
+# What may stand inside a family that takes any language model and any tower. These language models have the plain
+# attention that is packed here; others cap it, add sinks to it, share it or do without.
+PARTS = {
+    "text_config": ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe"),
+    "vision_config": ("clip_vision_model", "siglip_vision_model"),
+}
+
 
 def family_of(model_type: str) -> tuple[str, str, str]:
     """(module, adapter, transformers class) of a `model_type`.
@@ -27,3 +36,18 @@ def family_of(model_type: str) -> tuple[str, str, str]:
     if model_type not in FAMILIES:
         raise ModelError(f"models of type `{model_type}` are not supported", f"supported: {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
+
+
+def check_parts(config: Any) -> None:
+    """Refuse a known family over a language model or a vision tower that would be run wrongly.
+
+    Args:
+        config: The transformers configuration. Parts that a family brings itself are named after it.
+
+    Raises:
+        ModelError: One of its parts is another.
+    """
+    for part, known in PARTS.items():
+        found = getattr(config, part).model_type
+        if found not in known and not found.startswith(config.model_type):
+            raise ModelError(f"`{config.model_type}` over `{found}` is not supported", f"supported: {', '.join(known)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wq_cli.errors import DeviceError, ModelError
-from wq_cli.models import family_of, hub, sizing
+from wq_cli.models import check_parts, family_of, hub, sizing
 
 if TYPE_CHECKING:
     from wq_cli.config import Dtype, Weights
@@ -169,8 +169,10 @@ def open_checkpoint(
         if not (folder / "config.json").is_file():
             raise ModelError(f"`{source}` is not a model folder", "a model folder holds a `config.json`")
     try:
+        described, _ = transformers.PreTrainedConfig.get_config_dict(folder)
+        family_of(str(described.get("model_type")))  # before transformers meets a type that it does not know
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        family_of(config.model_type)
+        check_parts(config)
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(source, error) from error
