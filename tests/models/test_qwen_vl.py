@@ -143,6 +143,9 @@ def test_padded_batch_gives_generates_tokens(model: VideoModel, frames: np.ndarr
     together = generated(model, processed_together(model, asked), 12)
     state = prefilled(model, [prompt_of(model, clip, question) for clip, question in asked], FULL)
     assert state.cache.visual.padding is not None
+    with torch.inference_mode():
+        logits = model.model(**processed_together(model, asked)).logits[:, -1]
+    assert torch.allclose(state.logits, logits, atol=1e-3)
     for row, want, batched in zip(answer(model, state, 12), alone, together, strict=True):
         assert row[: len(want)] == want == batched[: len(want)]
 
