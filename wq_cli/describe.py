@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from wq_cli.config import Quantization
     from wq_cli.engine import Prefilled
-    from wq_cli.models.base import VideoModel, VisualFeatures
+    from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.policies.base import LayerPlan, Policy
     from wq_cli.search import Search
     from wq_cli.video import Clip
@@ -172,6 +172,16 @@ def unknown_words(model: VideoModel, texts: Sequence[str]) -> Iterator[str]:
                 words[text[start:end]] = None
     if words:
         yield f"the model does not know {', '.join(f'`{word}`' for word in words)}"
+
+
+def shared_times(prompt: Prompt, visual: VisualFeatures) -> Iterator[str]:
+    """Says so where the model's time axis is too coarse: frames taken close together get one and the same position."""
+    if visual.grid is None or prompt.positions.ndim == 1:
+        return
+    steps = visual.grid[0]
+    moments = len(prompt.positions[0, prompt.visual_mask].unflatten(0, (steps, -1))[:, 0].unique())
+    if moments < steps:
+        yield f"the model tells {moments} moments apart in {steps} groups of frames: fewer frames a second would do"
 
 
 def is_stuck(ids: Sequence[int]) -> bool:

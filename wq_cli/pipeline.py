@@ -133,7 +133,11 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         answer="",
         answer_tokens=0,
         finish_reason="length",
-        notices=(*describe.notices(loaded.clip, loaded.is_demo, rows), *describe.unknown_words(model, [text])),
+        notices=(
+            *describe.notices(loaded.clip, loaded.is_demo, rows),
+            *describe.unknown_words(model, [text]),
+            *describe.shared_times(prompt, loaded.visual),
+        ),
     )
     listener.prepared(result)
     return replace(_speak(model, state, settings, listener, result), memory=describe.memory(state, model))
