@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from wq_cli import console
-from wq_cli.commands import ask, bench, doctor, eval, inspect, profiles, pull, scenes
+from wq_cli.commands import ask, bench, calibrate, doctor, eval, inspect, profiles, pull, scenes
 from wq_cli.commands.groups import Command, Group
 from wq_cli.errors import WqError
 
@@ -35,6 +35,7 @@ app.command("ask", cls=Command, epilog=ask.EXAMPLES)(ask.ask)
 app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
 app.command("eval", cls=Command, epilog=eval.EXAMPLES)(eval.evaluate)
+app.command("calibrate", cls=Command, epilog=calibrate.EXAMPLES)(calibrate.calibrate)
 app.command("pull", cls=Command, epilog=pull.EXAMPLES)(pull.pull)
 app.command("doctor", cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
 

@@ -20,6 +20,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 STAGE_LABELS = {
     "load": "loading the model",
     "download": "downloading",
+    "calibrate": "measuring clips",
     "decode": "decoding frames",
     "encode": "encoding frames",
     "score": "scoring windows",

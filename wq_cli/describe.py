@@ -28,7 +28,7 @@ STUCK_NOTICE = (
 )
 DEMO_NOTICE = (
     "this is the demo model: it knows nothing but the world of `wq scenes`, so what it makes of this video "
-    "means little; `--profile llava-onevision-0.5b` takes a real model"
+    "means little; for a real one `wq pull llava-onevision-0.5b` and `wq profiles use llava-onevision-0.5b`"
 )
 
 

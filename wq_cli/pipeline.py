@@ -83,7 +83,7 @@ def ask(video: str, prompt: str, settings: Settings, listener: Listener) -> AskR
         raise WqError("the question is empty", 'ask something: wq ask VIDEO "what happens?"')
     with backend(settings):
         loaded = open_video(video, settings, listener, settings.generation.max_new_tokens)
-        with _memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
+        with memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
             return _answer(loaded, prompt, settings, listener)
 
 
@@ -193,7 +193,7 @@ def inspect(video: str, prompts: list[str], settings: Settings, listener: Listen
     """
     with backend(settings):
         loaded = open_video(video, settings, listener)
-        with _memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
+        with memory_errors(loaded.model.device, len(loaded.clip.frames), settings):
             return _map(loaded, prompts, settings, listener), loaded.clip
 
 
@@ -283,7 +283,7 @@ def open_video(video: str, settings: Settings, listener: Listener, new_tokens: i
     clip = room.within_token_limit(model, clip, settings.limits.max_visual_tokens)
     listener.stage("encode", len(clip.frames))
     started = time.perf_counter()
-    with _memory_errors(model.device, len(clip.frames), settings):
+    with memory_errors(model.device, len(clip.frames), settings):
         visual = model.encode(clip.frames, clip.pts_seconds, listener.advance)
         wait(model.device)
     encode_ms = (time.perf_counter() - started) * 1e3
@@ -363,7 +363,7 @@ def _timed_read(video: str, settings: Settings, profile: Profile, is_over: Event
     return clip, (time.perf_counter() - started) * 1e3
 
 
-def _memory_errors(device: torch.device, frames: int, settings: Settings) -> AbstractContextManager[None]:
+def memory_errors(device: torch.device, frames: int, settings: Settings) -> AbstractContextManager[None]:
     """An out-of-memory error of the device becomes one line that says what to lower."""
     from wq_cli.models import sizing
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from wq_cli.config import Dtype
-from wq_cli.errors import ProfileError, unknown_name
+from wq_cli.errors import ProfileError, WqError, unknown_name
 
 FALLBACK = "demo"
 _SUFFIX = ".yaml"
@@ -156,10 +157,15 @@ def valid() -> list[Profile]:
     return found
 
 
+def choice_file() -> Path:
+    """The file that `use` writes the default to."""
+    return config_folder() / "default-profile"
+
+
 def default_name() -> str:
     """The profile in use when none is named."""
     try:
-        return (config_folder() / "default-profile").read_text(encoding="utf-8").strip() or FALLBACK
+        return choice_file().read_text(encoding="utf-8").strip() or FALLBACK
     except FileNotFoundError:
         return FALLBACK
 
@@ -175,12 +181,58 @@ def use(name: str) -> Path:
 
     Raises:
         ProfileError: No such profile, or not a valid one.
+        WqError: The choice cannot be written.
     """
-    path = config_folder() / "default-profile"
+    from wq_cli.report import files
+
     chosen = load(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{chosen.path.resolve() if _is_path(name) else name}\n", encoding="utf-8")
+    path = choice_file()
+    _make_folder(path.parent)
+    files.write(path, f"{chosen.path.resolve() if _is_path(name) else name}\n".encode())
     return path
+
+
+def own_file(profile: Profile) -> Path:
+    """Where a profile can be changed: the user's own file, or that of a copy which comes before a packaged one.
+
+    Raises:
+        WqError: It cannot be written.
+    """
+    from wq_cli.report import files
+
+    if not profile.is_packaged:
+        path = profile.path
+    else:
+        path = config_folder() / "profiles" / profile.path.name
+        _make_folder(path.parent)
+    files.check_target(path)
+    return path
+
+
+def remember(profile: Profile, key: str, values: Sequence[float]) -> None:
+    """Write what was measured into `own_file`.
+
+    Args:
+        profile: A valid one.
+        key: What `_RULES` calls it.
+        values: In place of those it may have.
+
+    Raises:
+        WqError: It cannot be written; what was there before is still there.
+    """
+    from wq_cli.report import files
+
+    # As text, so that the comments of a file that somebody wrote stay.
+    text = re.sub(rf"(?m)^{key}:.*\n?(?:[ \t-].*\n?|\n)*", "", profile.path.read_text(encoding="utf-8"))
+    line = f"{key}: [{', '.join(map(str, values))}]"
+    files.write(own_file(profile), f"{text.rstrip()}\n{line}\n".encode())
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WqError(f"cannot make the folder `{path}`: {(error.strerror or str(error)).lower()}") from error
 
 
 def _is_path(name: str) -> bool:

@@ -101,6 +101,8 @@ def list_(*, output: Output) -> None:
             table.add_row(mark if row.is_default else "", row.name, about, style="bold" if row.is_default else "")
         screen.result(table)
         screen.say(f"\nyour own profiles: {profile.config_folder() / 'profiles'}")
+        chosen = profile.choice_file()
+        screen.say(f"the default: {chosen if chosen.exists() else 'the demo model, until `wq profiles use NAME`'}")
 
 
 def _row(name: str) -> ProfileRow:
@@ -160,5 +162,5 @@ def use(name: Name, *, output: Output) -> None:
     output.check()
     path = profile.use(name)
     if not output.json:
-        output.screen().say(f"`{name}` is the default now")
+        output.screen().say(f"`{name}` is the default now, kept in {path}")
     output.emit(ProfileChoice("profiles use", name, str(path)))
