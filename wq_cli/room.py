@@ -17,19 +17,30 @@ if TYPE_CHECKING:
     from wq_cli.video import Clip, VideoInfo
 
 
+def context(text_config: Any) -> tuple[int, str]:
+    """(Tokens that a prompt and its answer may have, why no more).
+
+    A layer with a sliding window must see all of them: windows that were reordered have no last tokens to look back on.
+    """
+    positions, seen = int(text_config.max_position_embeddings), getattr(text_config, "sliding_window", None)
+    if seen is not None and seen < positions:
+        return seen, f"layers of the model see the last {seen} only"
+    return positions, f"the model has {positions} positions"
+
+
 def check_context(text_config: Any, *, frames: int, visual_tokens: int, text_tokens: int, new_tokens: int) -> None:
-    """Refuse a prompt and answer that are longer than the positions the language model was made for.
+    """Refuse a prompt and answer that are longer than what the language model was made for.
 
     Raises:
         WqError: They are; the hint names a number of frames that fits.
     """
-    positions = text_config.max_position_embeddings
+    most, reason = context(text_config)
     needed = visual_tokens + text_tokens + new_tokens
-    if needed <= positions:
+    if needed <= most:
         return
-    fits = (positions - new_tokens - text_tokens) * frames // visual_tokens
+    fits = (most - new_tokens - text_tokens) * frames // visual_tokens
     raise WqError(
-        f"{frames} frames, question and answer need {needed} tokens, the model has {positions} positions",
+        f"{frames} frames, question and answer need {needed} tokens, {reason}",
         f"`--frames {fits}` fits" if fits > 0 else f"lower `--max-new-tokens` (now {new_tokens})",
     )
 
@@ -61,7 +72,7 @@ def check_before_weights(
 
     width, height = fit(info.width, info.height, max_side)
     cost = sizing.VisualCost.of(outline, np.zeros((2, height, width, 3), np.uint8), np.arange(2.0))
-    if cost.tokens(planned_frames) + new_tokens > outline.text_config.max_position_embeddings:
+    if cost.tokens(planned_frames) + new_tokens > context(outline.text_config)[0]:
         clip = read_clip()
         check_context(
             outline.text_config,

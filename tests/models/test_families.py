@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_families import MAKERS, internvl, llava, llava_next_mistral, siglip_tower
+from transformers import LlamaConfig, MistralConfig
 from transformers.video_utils import VideoMetadata
 
-from wq_cli import engine
+from wq_cli import engine, room
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
 from wq_cli.errors import ModelError, WqError
@@ -320,3 +321,22 @@ def test_a_run_over_random_weights(model: VideoModel) -> None:
     assert prompt.visual_mask.diff().sum() == real.visual_mask.diff().sum()
     state = engine.prefill(random, engine.prepare(random, [prompt], Quantization(window=8), room=4))
     assert len(list(engine.decode(random, state, Generation(max_new_tokens=4)))) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "reason", "fits"),
+    [
+        # By hand: (4096 - 64 - 36) // 576 pictures of 576 tokens.
+        (LlamaConfig(max_position_embeddings=4096), "the model has 4096 positions", 6),
+        (MistralConfig(max_position_embeddings=32768, sliding_window=4096), "see the last 4096 only", 6),
+        (MistralConfig(max_position_embeddings=8192, sliding_window=None), "the model has 8192 positions", 14),
+    ],
+)
+def test_more_frames_than_a_model_was_made_for_are_refused(config: Any, reason: str, fits: int) -> None:
+    def check(frames: int) -> None:
+        room.check_context(config, frames=frames, visual_tokens=576 * frames, text_tokens=36, new_tokens=64)
+
+    check(fits)
+    with pytest.raises(WqError, match=reason) as caught:
+        check(fits + 1)
+    assert caught.value.hint == f"`--frames {fits}` fits"

@@ -10,10 +10,10 @@ import torch
 import transformers
 from tiny_qwen_vl import PATCH, configs
 
-from wq_cli import engine, profile
+from wq_cli import engine, profile, room
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
-from wq_cli.models import FAMILIES
+from wq_cli.models import FAMILIES, sizing
 from wq_cli.profile import Profile
 
 # Parameters that the hub counts in the safetensors files of each repository.
@@ -45,6 +45,10 @@ def test_architecture_has_the_published_number_of_parameters(name: str, monkeypa
     model = random_weights.build(chosen, Settings(runtime=Runtime(dtype="float32")))
     assert sum(parameter.numel() for parameter in model.model.parameters()) == PUBLISHED[name]
     assert model.model_type == chosen.model_type
+    # Its own number of frames has room, with the text between them, a question and an answer of 128 tokens.
+    cost = sizing.VisualCost.of(model, np.zeros((2, 432, 768, 3), np.uint8), np.arange(2.0))
+    text = model.words_between * chosen.frames + 100
+    assert cost.tokens(chosen.frames) + text + 128 <= room.context(model.text_config)[0]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
