@@ -99,7 +99,7 @@ def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, 
         return [(int(pairs[run[0], 0]), int(pairs[run[0], 1]), run) for run in runs], np.arange(0)
     full = np.all(pairs == FULL_PRECISION, axis=1)
     segments = []
-    for key_bits, value_bits in sorted({(int(k), int(v)) for k, v in pairs[~full]}, reverse=True):
+    for key_bits, value_bits in np.unique(pairs[~full], axis=0)[::-1].tolist():
         chosen = np.flatnonzero((pairs[:, 0] == key_bits) & (pairs[:, 1] == value_bits))
         segments.append((key_bits, value_bits, chosen))
     return segments, np.flatnonzero(full)

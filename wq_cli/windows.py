@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from wq_cli.config import ScoreNorm, Scorer
@@ -51,8 +53,7 @@ def similarity(
         text = text - text.mean(dim=-1, keepdim=True)
     direction = torch.nn.functional.normalize(text, dim=-1).mean(dim=0)
     scores = []
-    for block in embeds.split(_block_rows(embeds)):
-        tokens = block.float()
+    for tokens in _float_blocks(embeds):
         if scorer == "euclidean":
             scores.append(torch.cdist(tokens, text).mean(dim=1))
             continue
@@ -67,10 +68,17 @@ def similarity(
     return 1 / (1 + means) if scorer == "euclidean" else means
 
 
-def _block_rows(x: torch.Tensor) -> int:
-    """Rows of [..., D] to convert to float32 at a time."""
+def _float_blocks(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Some rows of [L, D] at a time in float32; where they are converted, each block takes the place of the last."""
     values = CPU_BLOCK_VALUES if x.device.type == "cpu" else BLOCK_VALUES
-    return max(1, values // x.shape[-1])
+    blocks = x.split(max(1, values // x.shape[1]))
+    if x.dtype == torch.float32:
+        yield from blocks
+        return
+    # Memory that is allocated anew for every block has to be mapped anew: on a CPU that takes longer than all the rest.
+    place = torch.empty_like(blocks[0], dtype=torch.float32)
+    for block in blocks:
+        yield place[: len(block)].copy_(block)
 
 
 def relevance(scores: NDArray[np.float64], norm: ScoreNorm, fixed_first_window: bool = True) -> NDArray[np.float64]:
@@ -115,9 +123,8 @@ def sensitivity(before: torch.Tensor, after: torch.Tensor, mask: torch.Tensor | 
         Scalar float32: cosine per token, averaged, clamped to [0, 1]. SqueezeAttention (arXiv 2404.04793) measures
         the same.
     """
-    rows = _block_rows(before)
-    blocks = zip(before.flatten(0, -2).split(rows), after.flatten(0, -2).split(rows), strict=True)
-    cosines = [torch.nn.functional.cosine_similarity(x.float(), y.float(), dim=-1) for x, y in blocks]
+    blocks = zip(_float_blocks(before.flatten(0, -2)), _float_blocks(after.flatten(0, -2)), strict=True)
+    cosines = [torch.nn.functional.cosine_similarity(x, y, dim=-1) for x, y in blocks]
     cosine = torch.cat(cosines).view(before.shape[:-1])
     # Not `cosine[mask]`: how long that is the host would have to wait for.
     mean = cosine.mean() if mask is None else torch.where(mask, cosine, 0).sum() / mask.sum()
@@ -144,6 +151,8 @@ def vote(levels: NDArray[np.int64]) -> NDArray[np.int64]:
     Returns:
         [W].
     """
+    if len(levels) == 1:
+        return levels[0]
     highest = int(levels.max(initial=0))
     counts = np.stack([(levels == level).sum(axis=0) for level in range(highest, -1, -1)])
     return highest - counts.argmax(axis=0)
