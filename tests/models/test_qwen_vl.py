@@ -14,12 +14,13 @@ from tiny_qwen_vl import qwen_vl
 from transformers.video_utils import VideoMetadata
 
 from wq_cli import describe, engine
-from wq_cli.cache import VisualTokens, WindowCache
+from wq_cli.cache import WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
 from wq_cli.errors import ModelError
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.placement import VisualTokens
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 QUESTION, SHORT = "what happens in the video ?", "is there a dog ?"
@@ -161,6 +162,19 @@ def test_packed_agrees_with_dequantized(model: VideoModel, frames: np.ndarray, p
     assert state.cache.visual_bits == cache.visual_bits < 32
 
 
+def test_packed_padded_batch_agrees_with_dequantized(model: VideoModel, frames: np.ndarray) -> None:
+    asked = [(frames[:12], QUESTION), (frames[9:], SHORT)]
+    prompts = [prompt_of(model, clip, question) for clip, question in asked]
+    state = prefilled(model, prompts, Quantization(policy="rtn4", window=8))
+    inputs = processed_together(model, asked)
+    mask = inputs["input_ids"] == model.video_token_id
+    visual = VisualTokens.from_mask(mask, 8, inputs["attention_mask"].bool())
+    cache = WindowCache(model.text_config, visual, ChannelInWindow(8), planner=lambda layer: state.plans[layer])
+    for row, want in zip(answer(model, state), generated(model, inputs, 16, past_key_values=cache), strict=True):
+        ended = [i + 1 for i, token in enumerate(want) if token in model.eos_ids]
+        assert row[: min(ended, default=16)] == want[: min(ended, default=16)]
+
+
 def test_question_after_cache_and_a_second_one(model: VideoModel, frames: np.ndarray) -> None:
     """At full precision neither is different from a prompt of its own."""
     state = prefilled(model, [prompt_of(model, frames)], FULL, until_visual_end=True)
@@ -173,6 +187,17 @@ def test_question_after_cache_and_a_second_one(model: VideoModel, frames: np.nda
         assert torch.equal(state.position, plain.position)
         assert answer(model, state, 6) == generated(model, processed(model, frames, question), 6)
         engine.rewind(state, state.cache.get_seq_length() - end)
+
+
+def test_question_after_cache_in_a_batch(model: VideoModel, frames: np.ndarray) -> None:
+    asked = [(frames[:12], "is there a dog ?"), (frames[9:], "does it move up ?")]
+    prompts = [prompt_of(model, clip, question) for clip, question in asked]
+    state = prefilled(model, prompts, FULL, until_visual_end=True)
+    engine.ask_through_cache(model, state, prompts)
+    with torch.inference_mode():
+        logits = model.model(**processed_together(model, asked)).logits[:, -1]
+    assert torch.allclose(state.logits, logits, atol=1e-3)
+    assert state.position.tolist() == [prompt.next_position for prompt in prompts]
 
 
 def test_measured_sensitivity_is_eq_9(model: VideoModel, frames: np.ndarray) -> None:
