@@ -129,16 +129,17 @@ def test_text_stands_between_the_frames(model: VideoModel) -> None:
     assert runs == (1 if model.model_type == "llava_next_video" else 7)
 
 
-@pytest.mark.parametrize("count", [1, 11])
-def test_embeddings_are_those_of_the_model(model: VideoModel, count: int) -> None:
+@pytest.mark.parametrize(("count", "height", "width"), [(1, 57, 31), (11, 40, 52)])
+def test_embeddings_are_those_of_the_model(model: VideoModel, count: int, height: int, width: int) -> None:
+    frames = noise(count, height, width)
     seen: dict[str, torch.Tensor] = {}
     hook = model.decoder.register_forward_pre_hook(
         lambda module, args, kwargs: seen.update(embeds=kwargs["inputs_embeds"]), with_kwargs=True
     )
     with torch.inference_mode():
-        model.model(**Reference.of(model, noise(count), QUESTION).inputs)
+        model.model(**Reference.of(model, frames, QUESTION).inputs)
     hook.remove()
-    assert torch.allclose(prompt_of(model, noise(count)).embeds, seen["embeds"][0], atol=1e-5)
+    assert torch.allclose(prompt_of(model, frames).embeds, seen["embeds"][0], atol=1e-5)
 
 
 @pytest.mark.parametrize("questions", [[QUESTION], QUESTIONS], ids=["one", "two, padded"])
@@ -176,6 +177,19 @@ def test_packed_attention_is_that_over_dequantized_tensors(model: VideoModel, po
         )
         expected = model.logits(output.last_hidden_state)
     assert torch.allclose(packed, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_questions_after_the_cache_have_the_tokens_of_generate(model: VideoModel) -> None:
+    """A first and a second question through one cache, which holds all text up to the last visual token."""
+    prompts = [prompt_of(model, noise(5), question) for question in QUESTIONS]
+    state = prefilled(model, prompts[:1], Quantization("fp16", window=8), until_visual_end=True)
+    for question, prompt in zip(QUESTIONS, prompts, strict=True):
+        rest = prompt.embeds[None, prompt.visual_end :]
+        state.logits = engine.extend(model, state, rest)
+        answer = torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist()
+        expected = Reference.of(model, noise(5), question).generate(model, 8)
+        assert answer == expected
+        engine.rewind(state, rest.shape[1] + len(answer[0]) - 1)
 
 
 def test_one_layer_at_a_time_holds_full_precision(model: VideoModel) -> None:
