@@ -51,11 +51,11 @@ class Storage:
     dtype: torch.dtype | None
     _last_placement: Placement | None = field(default=None, init=False)
 
-    def placement(self, plan: LayerPlan) -> Placement:
-        """The placement of a plan; layers that follow each other often have the same."""
-        last = self._last_placement
-        if last is None or not last.fits(plan, self.visual):
-            self._last_placement = last = Placement.of(plan, self.visual, self.reorder)
+    def placement(self, plan: LayerPlan, device: torch.device) -> Placement:
+        """The placement of a plan on a layer's device; layers that follow each other often have the same."""
+        last, visual = self._last_placement, self.visual.to(device)
+        if last is None or not last.fits(plan, visual):
+            self._last_placement = last = Placement.of(plan, visual, self.reorder)
         return last
 
     @property
@@ -139,13 +139,13 @@ class WindowCacheLayer(CacheLayerMixin):
             raise ValueError(f"the prefill held {self.length} tokens, the visual mask {visual.length}")
         keys, values = (x.to(self.storage.dtype or x.dtype) for x in (self.keys, self.values))
         self.keys = self.values = None
-        placement = self.storage.placement(plan)
+        placement = self.storage.placement(plan, keys.device)
         for key_bits, value_bits, index in placement.segments:
             self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
         self.raw_key = self._gather(keys, placement.run)
         self.raw_value = self._gather(values, placement.run)
         if visual.padding is not None:
-            seen = visual.padding.gather(1, placement.run)
+            seen = visual.padding.to(keys.device).gather(1, placement.run)
             self.raw_mask = torch.nn.functional.pad(seen, (0, self.storage.room), value=True)
         self.raw_length = placement.run.shape[1]
         self.plan = plan
@@ -188,7 +188,7 @@ class WindowCacheLayer(CacheLayerMixin):
         """
         assert self.plan is not None
         raw_key, raw_value = self.run
-        placement = self.storage.placement(self.plan)
+        placement = self.storage.placement(self.plan, raw_key.device)
         prompt = torch.cat([*(index for _, _, index in placement.segments), placement.run], dim=1)
         new = torch.arange(prompt.shape[1], self.length, device=prompt.device).expand(prompt.shape[0], -1)
         back = torch.cat([prompt, new], dim=1).argsort(dim=1)[:, None, :, None]

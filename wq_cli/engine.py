@@ -286,7 +286,9 @@ def _after_each_layer(
             before[index] = stream_of(args, kwargs)
 
         def after_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            measured[index] = HostCopy(windows.sensitivity(before.pop(index), stream_of(args, kwargs), padding))
+            after = stream_of(args, kwargs)  # a layer on another device brings its stream there itself
+            mask = None if padding is None else padding.to(after.device)
+            measured[index] = HostCopy(windows.sensitivity(before.pop(index).to(after.device), after, mask))
 
         hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
         norm = layer.post_attention_layernorm

@@ -46,6 +46,13 @@ class VisualTokens:
         text = (~visual).nonzero()[:, 1].view(batch, -1)
         return cls(positions, text, window, padding)
 
+    def to(self, device: torch.device) -> VisualTokens:
+        """The same on another device, where some layers of a model may be."""
+        if self.positions.device == device:
+            return self
+        padding = None if self.padding is None else self.padding.to(device)
+        return replace(self, positions=self.positions.to(device), text=self.text.to(device), padding=padding)
+
     @property
     def windows(self) -> int:
         return self.positions.shape[1] // self.window
@@ -130,6 +137,6 @@ class Placement:
 
     def fits(self, plan: LayerPlan, visual: VisualTokens) -> bool:
         """Whether it is that of another layer's plan too."""
-        same_rows = len(self.run) == len(visual.positions)
+        same_rows = len(self.run) == len(visual.positions) and self.run.device == visual.positions.device
         same_keys = np.array_equal(self.plan.key_bits, plan.key_bits)
         return same_rows and same_keys and np.array_equal(self.plan.value_bits, plan.value_bits)

@@ -225,7 +225,7 @@ class VideoModel(ABC):
             placeholder = self.processor.tokenizer.decode([self.video_token_id])
             raise WqError(f"the question holds `{placeholder}`, which stands for the video", "say it in other words")
         embeds = self.embed(ids)
-        embeds[mask] = visual.embeds.to(embeds.dtype)
+        embeds[mask] = visual.embeds.to(embeds)
         if score_whole_prompt:
             scored = ids[~mask]
         else:

@@ -34,7 +34,7 @@ class LlavaOnevision(FrameModel):
         on_frames: Callable[[int], None] = lambda count: None,
     ) -> VisualFeatures:
         clip = super().encode(frames, pts_seconds, on_frames)
-        newline = self.model.model.image_newline[None].to(clip.embeds.dtype)
+        newline = self.model.model.image_newline[None].to(clip.embeds)
         return VisualFeatures(torch.cat([clip.embeds, newline]), np.append(clip.frames, -1), pts_seconds)
 
     def frame_tokens(self, frames: NDArray[np.uint8]) -> torch.Tensor:
