@@ -9,10 +9,11 @@ import av
 import numpy as np
 import numpy.typing as npt
 import pytest
-from small_videos import Picture, make, numbered
+from small_videos import Picture, make, number_of, numbered
 
 from wq_cli.config import Sampling
 from wq_cli.video import read
+from wq_cli.video.picture import Orientation, to_rgb
 
 Array = npt.NDArray[np.float64]
 SIDE, BLOCK = 8, 16  # squares a side of the test chart, pixels a side of a square
@@ -68,6 +69,27 @@ def chart(seed: int = 0) -> Array:
 
 def first(path: Path, max_side: int | None = None) -> Picture:
     return read(path, Sampling(frames=1), default_frames=1, max_side=max_side).frames[0]
+
+
+def test_every_pixel_format_that_can_be_converted() -> None:
+    """Numbers, colours and shape come back, whatever the depth, the order of bytes and the planes."""
+    drawn = numbered(693)
+    seen = 0
+    for name in sorted(av.video.format.names):
+        try:
+            frame = av.VideoFrame.from_ndarray(drawn, format="rgb24").reformat(format=name)
+            frame.reformat(format="rgb24")
+        except (OSError, ValueError):
+            continue  # FFmpeg converts from it or to it only
+        if name in ("bgr555be", "bgr565be", "rgb555be", "rgb565be"):
+            continue  # FFmpeg's own conversion mixes up their bytes
+        seen += 1
+        picture = to_rgb(frame, Orientation(), 96, 64)
+        assert picture.shape == (64, 96, 3) and number_of(picture) == 693, name
+        if not name.startswith(("gray", "mono", "ya")):
+            green, blue = picture[24, 5].astype(int), picture[4, 50].astype(int)
+            assert green[1] - max(green[0], green[2]) > 100 and blue[2] - max(blue[0], blue[1]) > 100, name
+    assert seen > 150
 
 
 @pytest.mark.parametrize("bits", [8, 10])

@@ -29,6 +29,8 @@ FILES: dict[str, dict[str, Any]] = {
     "mkv-mpeg2-open-gop": {"name": "a.mkv", "gop": 12, "codec": "mpeg2video", "options": {"bf": "2"}, "fps": 25},
     "avi-mpeg4-b": {"name": "a.avi", "gop": 12, "codec": "mpeg4", "options": {"bf": "2"}},
     "avi-h264-b": {"name": "a.avi", "gop": 12},
+    # No picture is whole: a strip of each is, and the decoder holds pictures back until all strips are.
+    "mp4-intra-refresh": {"name": "a.mp4", "options": {"x264-params": "intra-refresh=1:keyint=40"}},
     "avi-mjpeg": {"name": "a.avi", "codec": "mjpeg", "pix": "yuvj420p"},
     "mp4-hevc": {
         "name": "a.mp4",
@@ -85,6 +87,14 @@ def test_same_frames_however_they_are_reached(
     assert numbers(clip.frames) == numbers(np.stack([source.pictures[number] for number in expected]))
     for number, picture in zip(expected, clip.frames, strict=True):
         assert np.abs(source.pictures[number].astype(int) - picture).mean() < 2  # the other is scaled less carefully
+
+
+def test_pictures_that_ffmpeg_takes_for_keys(tmp_path: Path) -> None:
+    """In AVI every H.263 picture is called a key picture, which none but the first is."""
+    path = make(tmp_path / "a.avi", n=30, codec="h263", width=704, height=576, gop=30)
+    with av.open(str(path)) as container:
+        assert all(packet.is_keyframe for packet in container.demux(video=0) if packet.size)
+    assert numbers(read(path, Sampling(frames=5), default_frames=8).frames) == [3, 9, 15, 21, 27]
 
 
 def packets_decoded(path: Path, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:

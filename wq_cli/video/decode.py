@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import BinaryIO
 
@@ -23,6 +23,8 @@ from wq_cli.video.timeline import Timeline, picture_packets
 _MAX_DELAY = 32
 # Passing over fewer packets than this costs less than a seek.
 _WORTH_A_SEEK = 64
+# How far the pictures behind a recovery point may need what is before it.
+_KEYS_BACK = 3
 # Decoders that can leave out pictures that no other refers to, and be told so packet by packet.
 _SKIPS_UNREFERENCED = {"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"}
 
@@ -98,7 +100,7 @@ class Decoder:
         for run in plan(self._timeline, ranks):
             end = done + len(run.ranks)
             held: tuple[int, VideoFrame] | None = None
-            for rank, frame in self._decoded(run):
+            for rank, frame in self._begun_early_enough(run):
                 while held and done < end and ranks[done] < rank:
                     yield done, *held
                     done += 1
@@ -119,6 +121,27 @@ class Decoder:
     def _reopen(self) -> None:
         self._container.close()
         self._open()
+
+    def _begun_early_enough(self, run: Run) -> Iterator[tuple[int, VideoFrame]]:
+        """Pictures of a run, from a key or some earlier where the decoder gives nothing for the first ones.
+
+        It does so behind the recovery points of intra refresh (no picture is whole, a strip of each is) until all
+        strips are renewed.
+        """
+        known_damage = set(self.damage)
+        found = self._decoded(run)
+        first = next(found, None)
+        at = int(np.searchsorted(self._timeline.keys, run.start))
+        for earlier in self._timeline.keys[max(at - _KEYS_BACK, 0) : at][::-1].tolist():
+            if first is not None and first[0] <= run.ranks[0]:
+                break
+            self._drain()
+            self.damage &= known_damage
+            found = self._decoded(replace(run, start=earlier))
+            first = next(found, None)
+        if first is not None:
+            yield first
+            yield from found
 
     def _decoded(self, run: Run) -> Iterator[tuple[int, VideoFrame]]:
         """Pictures of a run in display order, with their ranks; broken stretches are left out."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _NONE = np.iinfo(np.int64).min
-# Pictures of these are patches on the one before, whatever the key flags say.
-_ONE_CHAIN = {"gif", "apng", "webp", "webp_anim"}
+# Pictures of these are patches on the one before, whatever the key flags say: FFmpeg's parsers of H.261 and H.263
+# call every picture a key.
+_ONE_CHAIN = {"gif", "apng", "webp", "webp_anim", "h261", "h263"}
 # FFmpeg's own threshold for a jump in broadcast streams (`-dts_delta_threshold`).
 _JUMP_SECONDS = 10.0
 
