@@ -75,9 +75,14 @@ def wait(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a CUDA device that this process can have: free, or held by its allocator without use."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    """Memory of a CUDA device that this process can have: free, or held by its allocator without use.
+
+    A share of the card that PyTorch was told to stay within is not exceeded.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    share = int(total * torch.cuda.get_per_process_memory_fraction(device))
+    return min(free + torch.cuda.memory_reserved(device) - allocated, share - allocated)
 
 
 def reset_peak(device: torch.device) -> None:
