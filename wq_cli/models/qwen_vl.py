@@ -43,22 +43,25 @@ class Qwen2VL(VideoModel):
         pts_seconds: NDArray[np.float64],
         on_frames: Callable[[int], None] = lambda count: None,
     ) -> VisualFeatures:
-        pixels, grid = self._patches(frames)
+        patches, grid = self._patches(frames)
         time, height, width = grid
         pairs = FRAMES_PER_BATCH // self._per_token
-        outputs = []
+        embeds, added = [], []
         for start in range(0, time, pairs):
-            batch = pixels[start : start + pairs]
+            batch = patches[start : start + pairs]
             shape = torch.tensor([[len(batch), height, width]], device=self.device)
-            outputs.append(self.model.model.visual(batch.flatten(0, 1).to(self.device, self.dtype), grid_thw=shape))
+            output = self.model.model.visual(self._normalized(batch.flatten(0, 1)), grid_thw=shape)
+            embeds.append(output.pooler_output)
+            added.append(self._deepstack(output))
             on_frames(min(self._per_token * len(batch), len(frames) - self._per_token * start))
+        deepstack = [tensor for tensor in added if tensor is not None]
         return VisualFeatures(
-            torch.cat([output.pooler_output for output in outputs]),
+            torch.cat(embeds),
             self._frames_of(grid),
             pts_seconds,
             frames_per_token=self._per_token,
             grid=grid,
-            deepstack=self._deepstack(outputs),
+            deepstack=torch.cat(deepstack, dim=1) if deepstack else None,
         )
 
     @property
@@ -66,15 +69,27 @@ class Qwen2VL(VideoModel):
         return int(self.processor.video_processor.temporal_patch_size)
 
     def _patches(self, frames: NDArray[np.uint8]) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """Frames to patches of pairs, [time, height * width, numbers of a patch], and (time, height, width).
+        """Frames to patches of pairs, uint8 [time, height * width, numbers of a patch], and (time, height, width).
 
-        The processor gets all frames at once, since their size may depend on how many there are. The tower, where the
-        memory goes, sees every pair alone and takes them in batches.
+        The processor gets all frames at once, since their size may depend on how many there are. Numbers of 32 bits,
+        and the tower, see a batch of pairs at a time: attention there stays within a pair.
         """
         paired = frames if len(frames) >= self._per_token else frames.repeat(self._per_token, axis=0)
-        inputs = self.processor.video_processor(videos=[paired], do_sample_frames=False, return_tensors="pt")
+        inputs = self.processor.video_processor(
+            videos=[paired], do_rescale=False, do_normalize=False, do_sample_frames=False, return_tensors="pt"
+        )
         time, height, width = inputs["video_grid_thw"][0].tolist()
         return inputs["pixel_values_videos"].unflatten(0, (time, height * width)), (time, height, width)
+
+    def _normalized(self, patches: torch.Tensor) -> torch.Tensor:
+        """Patches [n, numbers] as the tower gets them, by the processor's own arithmetic on their channels."""
+        settings = self.processor.video_processor
+        mean, std = tuple(settings.image_mean), tuple(settings.image_std)
+        channels = patches.to(self.device).unflatten(1, (len(mean), -1, 1))
+        normalized = settings.rescale_and_normalize(
+            channels, settings.do_rescale, settings.rescale_factor, settings.do_normalize, mean, std
+        )
+        return normalized.flatten(1).to(self.dtype)
 
     def _frames_of(self, grid: tuple[int, int, int]) -> NDArray[np.int64]:
         """First frame of each visual token, [M]."""
@@ -85,7 +100,7 @@ class Qwen2VL(VideoModel):
     def frame_of_tokens(self, frames: NDArray[np.uint8], pts_seconds: NDArray[np.float64]) -> NDArray[np.int64]:
         return self._frames_of(self._patches(frames)[1])
 
-    def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
+    def _deepstack(self, output: Any) -> torch.Tensor | None:
         """What the tower gives for the first decoder layers, [layers, M, D]."""
         return None
 
@@ -116,8 +131,8 @@ class Qwen3VL(Qwen2VL):
     model_type = "qwen3_vl"
     words_between = 9  # <12.5 seconds>, the end of one pair and the start of the next
 
-    def _deepstack(self, outputs: list[Any]) -> torch.Tensor | None:
-        return torch.stack([torch.cat(layer) for layer in zip(*(o.deepstack_features for o in outputs), strict=True)])
+    def _deepstack(self, output: Any) -> torch.Tensor | None:
+        return torch.stack(output.deepstack_features)
 
     def deepstack_inputs(self, visual_mask: torch.Tensor, deepstack: torch.Tensor) -> dict[str, Any]:
         return {"visual_pos_masks": visual_mask, "deepstack_visual_embeds": list(deepstack)}
