@@ -45,6 +45,9 @@ def test_architecture_has_the_published_number_of_parameters(name: str, monkeypa
     model = random_weights.build(chosen, Settings(runtime=Runtime(dtype="float32")))
     assert sum(parameter.numel() for parameter in model.model.parameters()) == PUBLISHED[name]
     assert model.model_type == chosen.model_type
+    pair = np.zeros((2, 432, 768, 3), dtype=np.uint8)
+    patch = 32 if chosen.model_type == "qwen3_vl" else 28  # merged, with sides rounded to whole ones
+    assert len(model.frame_of_tokens(pair, np.arange(2.0))) == round(432 / patch) * round(768 / patch)
     # Its own number of frames has room, with the text between them, a question and the longest answer.
     cost = sizing.VisualCost.of(model, np.zeros((2, 432, 768, 3), np.uint8), np.arange(2.0))
     text = model.words_between * chosen.frames + 100
