@@ -1,4 +1,4 @@
-"""InternVL 2.5 and 3 (`-hf` checkpoints): InternViT, pixel shuffle to a quarter of the patches, Qwen or Llama."""
+"""InternVL 2.5 to 3.5 (`-hf` checkpoints): InternViT, pixel shuffle to a quarter of the patches, Qwen or Llama."""
 
 from __future__ import annotations
 
