@@ -179,28 +179,17 @@ def share_out(rows: int, tile_rows: int, tokens_per_row: int, tokens_per_split: 
     return Stretch(rows, tile_rows, tiles_per_split * tile_rows, -(-tiles // tiles_per_split))
 
 
-@dataclass(frozen=True)
-class WordTile:
-    """Tile of a kernel over words: words along the tokens and channels, powers of two; warps of a program."""
+def pack_rows(words: int) -> int:
+    """Tokens that a program of the pack kernel, one warp, takes at a time: two words a thread.
 
-    words: int
-    channel_block: int
-    warps: int
-
-
-def pack_tile(channels: int, words: int, per_word: int) -> WordTile:
-    """Whole windows up to 8,192 values: more would not stay in registers between quantizing and packing.
+    Four-byte loads spread a plane's channels over many threads, so that few of them share the extremes of a channel.
 
     Args:
-        channels: D.
-        words: Words per window.
-        per_word: Codes per word.
+        words: Words per token.
     """
-    block = next_power_of_two(channels)
-    return WordTile(min(next_power_of_two(words), max(1, 8192 // (per_word * block))), block, warps=4)
+    return max(1, 64 // next_power_of_two(words))
 
 
-def unpack_tile(channels: int) -> WordTile:
-    """About 1,024 words."""
-    block = next_power_of_two(channels)
-    return WordTile(max(1, 1024 // block), block, warps=4)
+def unpack_rows(words: int) -> int:
+    """Tokens of a program of the unpack kernel: about 1,024 words."""
+    return max(1, 1024 // next_power_of_two(words))

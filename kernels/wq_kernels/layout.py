@@ -1,30 +1,65 @@
 """The stored format of a quantized KV cache: what every bit means, and nothing about how it is made or read.
 
 A block is one side (keys or values) of a run of windows that share a width. A packed block keeps integer codes in
-int32 words along the tokens of a window: with P = 32 / bits codes in a word, token j of a window sits in word j // P of
-that window at bits [(j % P) * bits, (j % P + 1) * bits). Windows start on a word boundary; slots past the last token
-are 0. One scale and one minimum per window, KV head and channel turn codes back: x = scale * code + minimum.
+int16 words, token by token: the C = D * bits / 16 words of a token hold its D channels, P = 16 / bits codes in a word.
+The code at bits [p * bits, (p + 1) * bits) of a word belongs to plane p; plane p of all words are the channels
+[p * C, (p + 1) * C), in the order of `channel_order`. One scale and one minimum per window, KV head and channel turn
+codes back: x = scale * code + minimum; they lie in the channels' own order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
-WORD_BITS = 32
+WORD_BITS = 16
+# Words that a kernel takes at a time; the order of channels repeats with them.
+WORD_BLOCK = 16
 PACKED_BITS = (2, 4, 8)
 RAW_BITS = 16
+# Ten bits of mantissa: more than bfloat16 has, so that half models lose nothing; values beyond 65504 are clipped.
+METADATA_DTYPE = torch.float16
 
 
 def codes_per_word(bits: int) -> int:
-    """Number of codes of `bits` bits in one int32 word (P)."""
+    """Number of codes of `bits` bits in one int16 word (P)."""
     return WORD_BITS // bits
 
 
-def words_per_window(window: int, bits: int) -> int:
-    """Number of int32 words that the `window` tokens of one channel take (R)."""
-    return -(-window // codes_per_word(bits))
+def words_per_token(channels: int, bits: int) -> int:
+    """Number of int16 words that the channels of one token take (C).
+
+    Raises:
+        ValueError: The words would not come in pairs.
+    """
+    if channels * bits % (2 * WORD_BITS):
+        raise ValueError(f"a head of {channels} channels cannot be packed at {bits} bits: no whole number of int32")
+    return channels * bits // WORD_BITS
+
+
+@lru_cache
+def channel_order(channels: int, bits: int) -> tuple[int, ...]:
+    """Channel of plane p of word m, at place p * C + m.
+
+    Inside a block of 16 words the even channels come first, then the odd ones: a thread of the tensor cores holds rows
+    r and r + 8 of a tile, whose scales then lie side by side.
+    """
+    words = words_per_token(channels, bits)
+    order = []
+    for plane in range(codes_per_word(bits)):
+        for start in range(0, words, WORD_BLOCK):
+            block = range(plane * words + start, plane * words + min(words, start + WORD_BLOCK))
+            order += [*block[::2], *block[1::2]]
+    return tuple(order)
+
+
+@lru_cache
+def channel_index(channels: int, bits: int, device: torch.device) -> Tensor:
+    """`channel_order` as int64 [D] on a device."""
+    return torch.tensor(channel_order(channels, bits), device=device)
 
 
 def check_bits(bits: int) -> None:
@@ -44,10 +79,10 @@ class Block:
     Attributes:
         bits: 2, 4 or 8 for packed codes; 16 for raw values in the model's dtype, whatever its size.
         window: S, tokens per window (and per group of the quantizer).
-        windows: W, number of windows; may be 0.
-        data: Packed: int32 words [B, Hkv, W * R, D] with R = `words_per_window(S, bits)`. Raw: values
+        channels: D, size of a head.
+        data: Packed: int16 words [B, Hkv, W * S, C] with C = `words_per_token(D, bits)`. Raw: values
             [B, Hkv, W * S, D]. Contiguous.
-        scale: [B, Hkv, W, D] in the dtype of the source, contiguous; None when raw.
+        scale: float16 [B, Hkv, W, D], contiguous; None when raw.
         minimum: As `scale`.
 
     Raises:
@@ -56,23 +91,30 @@ class Block:
 
     bits: int
     window: int
-    windows: int
+    channels: int
     data: Tensor
     scale: Tensor | None = None
     minimum: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
-        rows = self.windows * (self.window if self.is_raw else words_per_window(self.window, self.bits))
-        batch, heads, _, channels = self.data.shape
-        parts: list[tuple[str, Tensor | None, int]] = [("data", self.data, rows)]
+        batch, heads, tokens, _ = self.data.shape
+        if tokens % self.window:
+            raise ValueError(f"{tokens} tokens are no whole number of windows of {self.window}")
+        width = self.channels if self.is_raw else words_per_token(self.channels, self.bits)
+        parts: list[tuple[str, Tensor | None, int, int]] = [("data", self.data, tokens, width)]
         if not self.is_raw:
-            parts += [("scale", self.scale, self.windows), ("minimum", self.minimum, self.windows)]
-        for name, tensor, count in parts:
-            shape = (batch, heads, count, channels)
+            parts += [(name, getattr(self, name), self.windows, self.channels) for name in ("scale", "minimum")]
+        for name, tensor, *inner in parts:
+            shape = (batch, heads, *inner)
             if tensor is None or tuple(tensor.shape) != shape or not tensor.is_contiguous():
                 found = "None" if tensor is None else f"{tuple(tensor.shape)} with strides {tensor.stride()}"
                 raise ValueError(f"{name} of a {self.bits}-bit block must be contiguous {shape}, not {found}")
+
+    @property
+    def windows(self) -> int:
+        """W, number of windows; may be 0."""
+        return self.tokens // self.window
 
     @property
     def is_raw(self) -> bool:
@@ -82,7 +124,7 @@ class Block:
     @property
     def tokens(self) -> int:
         """Stored tokens, W * S."""
-        return self.windows * self.window
+        return self.data.shape[2]
 
     @property
     def metadata_nbytes(self) -> int:
@@ -111,7 +153,7 @@ class Segment:
             ("window", self.key.window, self.value.window),
             ("windows", self.key.windows, self.value.windows),
             ("batch and heads", self.key.data.shape[:2], self.value.data.shape[:2]),
-            ("head size", self.key.data.shape[3], self.value.data.shape[3]),
+            ("head size", self.key.channels, self.value.channels),
         ):
             if key != value:
                 raise ValueError(f"keys and values of a segment must agree in {name}: {key} and {value}")

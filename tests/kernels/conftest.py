@@ -48,7 +48,7 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def allocate_poisoned(*args: object, **kwargs: object) -> torch.Tensor:
         tensor = allocate(*args, **kwargs)
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A5A5A5A)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A)
 
     return allocate_poisoned
 
@@ -60,13 +60,18 @@ def dequantized() -> Callable[[Block], torch.Tensor]:
     def values(block: Block) -> torch.Tensor:
         if block.bits == 16:
             return block.data.double()
-        per_word = 32 // block.bits
-        words = block.data.long() & 0xFFFFFFFF
-        codes = torch.stack([words // 2 ** (block.bits * j) % 2**block.bits for j in range(per_word)], dim=3)
-        batch, heads, _, channels = block.data.shape
-        slots = -(-block.window // per_word) * per_word
-        codes = codes.view(batch, heads, block.windows, slots, channels)[:, :, :, : block.window]
+        batch, heads, tokens, words = block.data.shape
+        codes = torch.empty(batch, heads, tokens, block.channels, dtype=torch.float64, device=block.data.device)
+        for plane in range(16 // block.bits):
+            for word in range(words):
+                # Blocks of 16 words, the last one maybe smaller: even channels, then odd ones.
+                start, i = word // 16 * 16, word % 16
+                half = min(16, words - start) // 2
+                channel = plane * words + start + (2 * i if i < half else 2 * (i - half) + 1)
+                unsigned = block.data[..., word].double() % 2**16
+                codes[..., channel] = unsigned.div(2 ** (block.bits * plane)).floor() % 2**block.bits
+        codes = codes.view(batch, heads, block.windows, block.window, block.channels)
         scale, minimum = block.scale.double().unsqueeze(3), block.minimum.double().unsqueeze(3)
-        return (scale * codes + minimum).view(batch, heads, block.tokens, channels)
+        return (scale * codes + minimum).view(batch, heads, tokens, block.channels)
 
     return values

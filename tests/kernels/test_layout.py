@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wq_kernels import Block, Segment, pack
-from wq_kernels.layout import words_per_window
+from wq_kernels.layout import channel_order, words_per_token
 
 
 def block(bits: int = 4, window: int = 32, windows: int = 3, channels: int = 64) -> Block:
@@ -14,19 +14,43 @@ def block(bits: int = 4, window: int = 32, windows: int = 3, channels: int = 64)
 
 
 @pytest.mark.parametrize(
-    ("window", "bits", "words"),
-    [(32, 2, 2), (32, 4, 4), (32, 8, 8), (1, 2, 1), (16, 2, 1), (17, 2, 2), (9, 4, 2), (3, 8, 1)],
+    ("channels", "bits", "words"),
+    [(128, 2, 16), (128, 4, 32), (128, 8, 64), (64, 2, 8), (80, 2, 10), (96, 4, 24), (16, 2, 2)],
 )
-def test_words_per_window(window: int, bits: int, words: int) -> None:
-    assert words_per_window(window, bits) == words
+def test_words_per_token(channels: int, bits: int, words: int) -> None:
+    assert words_per_token(channels, bits) == words
 
 
-@pytest.mark.parametrize(("bits", "bits_per_value"), [(2, 2 + 64 / 32), (4, 4 + 64 / 32), (8, 8 + 64 / 32), (16, 32)])
+@pytest.mark.parametrize(("channels", "bits"), [(40, 2), (4, 4), (1, 8)])
+def test_words_come_in_pairs(channels: int, bits: int) -> None:
+    with pytest.raises(ValueError, match=f"a head of {channels} channels cannot be packed at {bits} bits"):
+        words_per_token(channels, bits)
+
+
+def test_order_is_even_then_odd_channels_of_sixteen() -> None:
+    assert channel_order(16, 8) == (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
+    assert channel_order(16, 2) == tuple(range(16))  # two words
+    # 24 words at 4 bits: a block of 16 and one of 8.
+    first = (*range(0, 16, 2), *range(1, 16, 2), *range(16, 24, 2), *range(17, 24, 2))
+    assert channel_order(96, 4) == tuple(24 * plane + channel for plane in range(4) for channel in first)
+
+
+@pytest.mark.parametrize("channels", [16, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_order_keeps_channels_in_their_plane(channels: int, bits: int) -> None:
+    words = words_per_token(channels, bits)
+    order = channel_order(channels, bits)
+    for plane in range(16 // bits):
+        places = range(plane * words, (plane + 1) * words)
+        assert sorted(order[i] for i in places) == list(places)
+
+
+@pytest.mark.parametrize(("bits", "bits_per_value"), [(2, 3), (4, 5), (8, 9), (16, 32)])
 def test_bytes_of_float32_source(bits: int, bits_per_value: float) -> None:
     stored = block(bits)
     assert stored.tokens == 96
     assert stored.nbytes * 8 == bits_per_value * 2 * 4 * 96 * 64
-    assert stored.metadata_nbytes == (0 if bits == 16 else 2 * 2 * 4 * 3 * 64 * 4)
+    assert stored.metadata_nbytes == (0 if bits == 16 else 2 * 2 * 4 * 3 * 64 * 2)
     tensors = [t for t in (stored.data, stored.scale, stored.minimum) if t is not None]
     assert stored.nbytes == sum(t.untyped_storage().nbytes() for t in tensors)
     assert Segment(stored, stored).nbytes == 2 * stored.nbytes
@@ -35,13 +59,15 @@ def test_bytes_of_float32_source(bits: int, bits_per_value: float) -> None:
 def test_block_refuses_wrong_shapes() -> None:
     good = block()
     with pytest.raises(ValueError, match="not 3"):
-        Block(3, 32, 3, good.data, good.scale, good.minimum)
+        Block(3, 32, 64, good.data, good.scale, good.minimum)
     with pytest.raises(ValueError, match="data of a 2-bit block"):
-        Block(2, 32, 3, good.data, good.scale, good.minimum)
+        Block(2, 32, 64, good.data, good.scale, good.minimum)
+    with pytest.raises(ValueError, match="96 tokens are no whole number of windows of 36"):
+        Block(4, 36, 64, good.data, good.scale, good.minimum)
     with pytest.raises(ValueError, match=r"scale of a 4-bit block must be contiguous .* not None"):
-        Block(4, 32, 3, good.data)
+        Block(4, 32, 64, good.data)
     with pytest.raises(ValueError, match=r"minimum .* strides"):
-        Block(4, 32, 3, good.data, good.scale, good.minimum.mT.contiguous().mT)
+        Block(4, 32, 64, good.data, good.scale, good.minimum.mT.contiguous().mT)
 
 
 def test_segment_refuses_different_tokens() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from wq_kernels import Block, pack, unpack, use_backend
 
-CASES = [(2, 32, 3, 64), (4, 32, 2, 80), (8, 32, 2, 128), (2, 20, 2, 64), (4, 1, 3, 16), (8, 7, 3, 40)]
+CASES = [(2, 32, 3, 64), (4, 32, 2, 80), (8, 32, 2, 128), (2, 20, 2, 96), (2, 5, 2, 128), (4, 1, 3, 16), (8, 7, 3, 32)]
 
 
 def random_block(bits: int, window: int, windows: int, channels: int, dtype: torch.dtype) -> Block:
@@ -22,7 +22,7 @@ def test_pytorch_equals_codes(
 ) -> None:
     stored = random_block(bits, window, windows, channels, torch.float32)
     assert torch.equal(unpack(stored, torch.float64), dequantized(stored))
-    torch.testing.assert_close(unpack(stored).double(), dequantized(stored), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(unpack(stored, torch.float32).double(), dequantized(stored), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.usefixtures("triton_kernels")
@@ -37,20 +37,24 @@ def test_kernel_equals_codes(
 ) -> None:
     stored = random_block(bits, window, windows, channels, torch.float16)
     expected = dequantized(stored).half()
-    moved = Block(
-        stored.bits, stored.window, stored.windows, *(t.to(device) for t in (stored.data, stored.scale, stored.minimum))
-    )
+    tensors = (t.to(device) for t in (stored.data, stored.scale, stored.minimum))
+    moved = Block(stored.bits, stored.window, stored.channels, *tensors)
     # float32 before the rounding to float16: a value next to the middle of two halves may go either way.
-    torch.testing.assert_close(unpack(moved).cpu(), expected, rtol=2**-10, atol=0)
-    assert (unpack(moved).cpu() == expected).float().mean() > 0.999
+    torch.testing.assert_close(unpack(moved, torch.float16).cpu(), expected, rtol=2**-10, atol=0)
+    assert (unpack(moved, torch.float16).cpu() == expected).float().mean() > 0.999
 
 
 def test_raw_blocks_are_converted() -> None:
     stored = random_block(16, 8, 3, 16, torch.float32)
-    assert unpack(stored).data_ptr() == stored.data.data_ptr()
+    assert unpack(stored, torch.float32).data_ptr() == stored.data.data_ptr()
     assert torch.equal(unpack(stored, torch.bfloat16), stored.data.bfloat16())
 
 
 def test_values_beyond_the_dtype_become_its_largest() -> None:
-    stored = pack(torch.tensor([0.0, 1e6, -1e6]).view(1, 1, 3, 1), torch.arange(3).unsqueeze(0), bits=8, window=3)
-    assert unpack(stored, torch.float16).flatten()[1:].tolist() == [65504.0, -65504.0]
+    # Scale 500: the top code stands for 60000 + 255 * 500.
+    data = torch.full((1, 1, 1, 8), -1, dtype=torch.int16)
+    scale, minimum = torch.full((2, 1, 1, 1, 16), 500.0, dtype=torch.float16)
+    stored = Block(8, 1, 16, data, scale, minimum.fill_(60000.0))
+    assert (unpack(stored, torch.float16) == 65504.0).all()
+    stored.scale.neg_(), stored.minimum.neg_()
+    assert (unpack(stored, torch.float16) == -65504.0).all()

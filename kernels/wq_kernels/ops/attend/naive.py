@@ -1,16 +1,20 @@
-"""Attention over packed segments in plain PyTorch: piece by piece, then one merge by log-sum-exp."""
+"""Attention over packed segments in plain PyTorch: piece by piece, then one merge by log-sum-exp.
+
+Codes are masked byte by byte and left where they lie in the byte. The channels of a token so come in the order of
+`byte_order`, which queries and outputs are brought into and back from, and as multiples of a power of two, which is
+taken out of the scales. Minima meet the queries, or the weights, once a window.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from wq_kernels.launch import PIECE_ELEMENTS
-from wq_kernels.layout import Segment
-from wq_kernels.ops.unpack.naive import Scratch, dequantize
+from wq_kernels.layout import Block, Segment, channel_order
 
 
 def attend(
@@ -33,15 +37,17 @@ def attend(
 
     pieces = []
     for segment in segments:
-        windows = segment.key.windows
-        for start, stop in _ranges(windows, piece_tokens // segment.key.window):
-            key = dequantize(segment.key, start, stop, scratch)
-            pieces.append(attend_piece(rows, key, partial(dequantize, segment.value, start, stop, scratch), None))
+        for start, stop in _ranges(segment.key.windows, piece_tokens // segment.key.window):
+            scores = score(rows, segment.key, start, stop, scratch)
+            pieces.append(
+                attend_piece(scores, partial(weigh, block=segment.value, start=start, stop=stop, scratch=scratch))
+            )
     for start, stop in _ranges(raw_length, piece_tokens):
+        scores = rows @ scratch.convert(raw_key[:, :, start:stop]).mT
         hidden = _hidden(start, stop, raw_length, queries, raw_mask, query.device)
-        hidden = hidden if hidden is None else hidden.repeat(1, 1, query_heads // heads, 1)
-        key = scratch.convert(raw_key[:, :, start:stop])
-        pieces.append(attend_piece(rows, key, partial(scratch.convert, raw_value[:, :, start:stop]), hidden))
+        if hidden is not None:
+            scores.masked_fill_(hidden.repeat(1, 1, query_heads // heads, 1), -torch.inf)
+        pieces.append(attend_piece(scores, partial(weigh_raw, value=raw_value[:, :, start:stop], scratch=scratch)))
     if not pieces:
         return torch.zeros_like(query)
     output, _ = merge(torch.stack([output for output, _ in pieces]), torch.stack([lse for _, lse in pieces]))
@@ -67,28 +73,116 @@ def _hidden(
     return hidden
 
 
-def attend_piece(
-    rows: Tensor, key: Tensor, value: Callable[[], Tensor], hidden: Tensor | None
-) -> tuple[Tensor, Tensor]:
+class Scratch:
+    """Buffers that the pieces of one call share; a fresh large allocation per piece would cost more than the work.
+
+    Args:
+        device: Where the buffers live.
+        dtype: Of values, float32 or float64.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._codes = torch.empty(0, dtype=torch.uint8, device=device)
+        self._values = torch.empty(0, dtype=dtype, device=device)
+
+    def codes(self, *shape: int) -> Tensor:
+        """An uninitialised uint8 tensor; the previous one becomes invalid."""
+        self._codes, view = _view(self._codes, shape)
+        return view
+
+    def values(self, *shape: int) -> Tensor:
+        """An uninitialised tensor of the dtype; the previous one becomes invalid."""
+        self._values, view = _view(self._values, shape)
+        return view
+
+    def convert(self, tensor: Tensor) -> Tensor:
+        """The tensor itself where it has the dtype, else a copy that takes the place of the previous `values`."""
+        return tensor if tensor.dtype == self.dtype else self.values(*tensor.shape).copy_(tensor)
+
+
+def _view(buffer: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    size = torch.Size(shape).numel()
+    if buffer.numel() < size:
+        buffer = buffer.new_empty(size)
+    return buffer, buffer[:size].view(shape)
+
+
+@lru_cache
+def byte_order(channels: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Channels field by field of the bytes of a token, int64 [D], and the inverse order.
+
+    Field j of byte b of word m, bytes from the low end as the CPU stores them, is plane b * 8 / bits + j.
+    """
+    fields = 8 // bits
+    order = torch.tensor(channel_order(channels, bits), device=device).view(2, fields, -1).permute(1, 2, 0).flatten()
+    return order, order.argsort()
+
+
+def scaled_codes(block: Block, start: int, stop: int, scratch: Scratch) -> Tensor:
+    """scale * code of windows [start, stop) in the scratch's dtype, channels in `byte_order`.
+
+    Returns:
+        [B, Hkv, (stop - start) * S, D], valid until the scratch is used again.
+    """
+    assert block.scale is not None
+    stored = block.data[:, :, start * block.window : stop * block.window].view(torch.uint8)
+    fields, (batch, heads, tokens, count) = 8 // block.bits, stored.shape
+    values = scratch.values(batch, heads, tokens, fields, count)
+    masked = scratch.codes(*stored.shape)
+    order, _ = byte_order(block.channels, block.bits, stored.device)
+    scale = block.scale[:, :, start:stop].index_select(-1, order).to(values.dtype)
+    for j in range(fields):
+        field = torch.bitwise_and(stored, (2**block.bits - 1) << (j * block.bits), out=masked) if fields > 1 else stored
+        values[..., j, :].copy_(field)
+        scale[..., j * count : (j + 1) * count] *= 0.5 ** (j * block.bits)
+    values.view(batch, heads, stop - start, block.window, block.channels).mul_(scale.unsqueeze(3))
+    return values.view(batch, heads, tokens, block.channels)
+
+
+def score(rows: Tensor, block: Block, start: int, stop: int, scratch: Scratch) -> Tensor:
+    """Products of queries [B, Hkv, M, D] and the keys of windows [start, stop): [B, Hkv, M, T]."""
+    if block.is_raw:
+        return rows @ scratch.convert(block.data[:, :, start * block.window : stop * block.window]).mT
+    assert block.minimum is not None
+    order, _ = byte_order(block.channels, block.bits, rows.device)
+    scores = rows.index_select(-1, order) @ scaled_codes(block, start, stop, scratch).mT
+    offset = rows @ block.minimum[:, :, start:stop].to(rows.dtype).mT
+    scores.view(*offset.shape, block.window).add_(offset.unsqueeze(-1))
+    return scores
+
+
+def weigh(weights: Tensor, block: Block, start: int, stop: int, scratch: Scratch) -> Tensor:
+    """Sums [B, Hkv, M, D] of the values of windows [start, stop) under weights [B, Hkv, M, T]."""
+    if block.is_raw:
+        return weigh_raw(weights, block.data[:, :, start * block.window : stop * block.window], scratch)
+    assert block.minimum is not None
+    _, back = byte_order(block.channels, block.bits, weights.device)
+    output = (weights @ scaled_codes(block, start, stop, scratch)).index_select(-1, back)
+    totals = weights.view(*weights.shape[:3], stop - start, block.window).sum(dim=-1)
+    return output.add_(totals @ block.minimum[:, :, start:stop].to(weights.dtype))
+
+
+def weigh_raw(weights: Tensor, value: Tensor, scratch: Scratch) -> Tensor:
+    """Sums [B, Hkv, M, D] of raw values [B, Hkv, T, D] under weights [B, Hkv, M, T]."""
+    return weights @ scratch.convert(value)
+
+
+def attend_piece(scores: Tensor, weigh: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Softmax attention over some of the tokens, in the form that `merge` joins.
 
     Args:
-        rows: Scaled queries [B, Hkv, M, D], M = G * Q rows per KV head.
-        key: [B, Hkv, T, D].
-        value: Gives [B, Hkv, T, D]; called after the keys' last use, so that it may take their place in memory.
-        hidden: Tokens that a row must not see, bool broadcastable to [B, Hkv, M, T]; None when all are seen.
+        scores: [B, Hkv, M, T], M = G * Q rows per KV head, -inf where a row must not see; overwritten.
+        weigh: Gives the sums of values [B, Hkv, M, D] under weights [B, Hkv, M, T].
 
     Returns:
         Output [B, Hkv, M, D] and natural log-sum-exp of the scores [B, Hkv, M]; 0 and -inf where nothing is seen.
     """
-    scores = rows @ key.mT
-    if hidden is not None:
-        scores.masked_fill_(hidden, -torch.inf)
     top = scores.amax(dim=-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0.0, top)
     weights = scores.sub_(top).exp_()
     total = weights.sum(dim=-1, keepdim=True)
-    output = (weights @ value()) / torch.where(total > 0, total, 1.0)
+    output = weigh(weights) / torch.where(total > 0, total, 1.0)
     return output, (top + total.log()).squeeze(-1)
 
 

@@ -20,11 +20,11 @@ def pack(
     """Store chosen tokens, in a chosen order, at a width.
 
     Each group (the tokens of one window, for one KV head and channel) gets scale = (max - min) / (2**bits - 1) and
-    minimum = min, both rounded to x's dtype; codes are round((x - minimum) / scale), half to even, computed in float32
-    from the rounded pair. A constant group gets scale 0 and comes back exactly.
+    minimum = min, both rounded to float16; codes are round((x - minimum) / scale), half to even, computed in float32
+    from the rounded pair. A constant group gets scale 0 and comes back as float16 holds it.
 
     With an integer zero point, z = -round(min / scale) and codes are round(x / scale) + z. What is stored is
-    minimum = -scale * z, so that every reader sees the same format; its rounding to x's dtype adds an error of at most
+    minimum = -scale * z, so that every reader sees the same format; its rounding to float16 adds an error of at most
     half a unit in its last place.
 
     Args:
@@ -54,7 +54,7 @@ def pack(
         expected = f"int64 [{x.shape[0]}, a multiple of {window}]"
         raise ValueError(f"index must be {expected}, not {index.dtype} {list(index.shape)}")
     if bits == RAW_BITS:
-        return Block(bits, window, index.shape[1] // window, naive.gather(x, index))
+        return Block(bits, window, x.shape[3], naive.gather(x, index))
     if choose_backend(x.device, x.dtype).name == "torch":
         return naive.pack(x, index, bits=bits, window=window, zero_point=zero_point)
     from wq_kernels.ops.pack import kernel

@@ -10,21 +10,19 @@ from wq_kernels.layout import Block
 from wq_kernels.ops.unpack import naive
 
 
-def unpack(block: Block, dtype: torch.dtype | None = None) -> Tensor:
+def unpack(block: Block, dtype: torch.dtype) -> Tensor:
     """Dequantize a whole block: scale * code + minimum, computed in float32.
 
     Args:
         block: W windows of S tokens.
-        dtype: Of the result; that of the source when None. Values beyond its range become its largest.
+        dtype: Of the result. Values beyond its range become its largest.
 
     Returns:
         [B, Hkv, W * S, D] in stored order.
     """
-    stored = block.data if block.scale is None else block.scale
-    dtype = dtype or stored.dtype
-    if block.is_raw or choose_backend(stored.device, dtype).name == "torch":
+    if block.is_raw or choose_backend(block.data.device, dtype).name == "torch":
         return naive.unpack(block, dtype)
     from wq_kernels.ops.unpack import kernel
 
-    with torch.cuda.device_of(stored):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(block.data):  # type: ignore[no-untyped-call]
         return kernel.unpack(block, dtype)
