@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,18 +244,17 @@ def compare(gb_per_second: float, deadline: float) -> list[Row]:
 
 
 def sweep(gb_per_second: float, deadline: float) -> list[Row]:
-    """INT2, INT4 and raw in bf16 with the tiles around the one that launch.py chooses."""
+    """Every format in bf16 with the pipelines and numbers of registers around those that launch.py chooses."""
     rows: list[Row] = []
-    for name, shape in itertools.product(("INT2", "INT4", "raw"), ((32, 2), (16, 1), (32, 4), (16, 2))):
-        for stages, (batch, tokens) in itertools.product((1, 2, 3), SWEEP_SHAPES):
+    for name, registers, stages in itertools.product(FORMATS, (128, 168, 248), (2, 3, 4)):
+        for batch, tokens in SWEEP_SHAPES:
             if time.monotonic() > deadline:
                 print("time is up: the remaining tiles are left out", flush=True)
                 return rows
             shapes = [SegmentShape(bits, bits, WINDOW, 1) for bits in FORMATS[name]]
             chosen = choose_tile(QUERY_HEADS // KV_HEADS, CHANNELS, shapes, card(torch.device("cuda", 0)))
-            rows_of_tile, warps = shape
-            tile = AttendTile(chosen.query_block, chosen.channel_block, rows_of_tile, 2 * rows_of_tile, warps, stages)
-            row = Row(name, "bf16", batch, tokens, tile={"rows": rows_of_tile, "warps": warps, "stages": stages})
+            tile = replace(chosen, registers=registers, stages=stages)
+            row = Row(name, "bf16", batch, tokens, tile={"registers": registers, "stages": stages})
             rows.append(attempt(measure_ours, row, gb_per_second, tile))
     return rows
 

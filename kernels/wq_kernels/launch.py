@@ -8,18 +8,21 @@ from functools import lru_cache
 
 import torch
 
-from wq_kernels.layout import RAW_BITS, Segment, codes_per_word
+from wq_kernels.layout import RAW_BITS, Segment
 
 # Values that the PyTorch form works on at a time: few enough for a processor cache, enough to outweigh the calls.
 PIECE_ELEMENTS = 2**20
-# Warps of the attention kernel that fit on one multiprocessor at once: it takes all 255 registers of a thread.
-WARPS_PER_MULTIPROCESSOR = 8
-# One pass over the card leaves its slowest program alone at the end; a second one fills that gap.
-WAVES = 2
+# Registers of a multiprocessor, all of them in use by as many one-warp programs as fit.
+REGISTERS = 65536
+WARP = 32
+# Shared memory that the system takes with every program.
+SYSTEM_SHARED_BYTES = 1024
 # Fewer tokens than this cost less than another partial output to merge.
-MIN_TOKENS_PER_SPLIT = 256
-# Moving scores between layouts takes shared memory beside the tiles that wait there.
-SCRATCH_BYTES_PER_QUERY_ROW = 2048
+MIN_TOKENS_PER_SPLIT = 128
+# Tokens that share one maximum of the softmax; more would not stay in registers.
+MAX_TILE_TOKENS = 64
+# Time per token of one side, that of 2 bits being 10: codes are bound by instructions, plain values by memory.
+TOKEN_COST = {2: 10, 4: 13, 8: 20, RAW_BITS: 30}
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,6 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def tokens_per_row(key_bits: int, value_bits: int) -> int:
-    """Consecutive tokens that one row of a tile covers: a whole word of the side with the more codes in it."""
-    return max(1 if bits == RAW_BITS else codes_per_word(bits) for bits in (key_bits, value_bits))
-
-
 @dataclass(frozen=True)
 class SegmentShape:
     """The part of a segment that launch choices depend on."""
@@ -60,19 +58,33 @@ class SegmentShape:
     windows: int
 
     @property
-    def tokens_per_row(self) -> int:
-        """See `tokens_per_row`."""
-        return tokens_per_row(self.key_bits, self.value_bits)
+    def is_raw(self) -> bool:
+        """Whether a side holds plain values."""
+        return RAW_BITS in (self.key_bits, self.value_bits)
 
     @property
-    def rows(self) -> int:
-        """Tile rows; the last row of a window may hold fewer tokens than the others."""
-        return self.windows * -(-self.window // self.tokens_per_row)
+    def tile_tokens(self) -> int:
+        """Tokens of a tile, a multiple of 16: a window, or an equal part of one; the last 16 may reach past its end."""
+        if self.is_raw:
+            return 16
+        sixteens = -(-self.window // 16)
+        parts = -(-sixteens * 16 // MAX_TILE_TOKENS)
+        return 16 * -(-sixteens // parts)
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes per channel of a row: words (or half values) and two pairs of half metadata."""
-        return sum(self.tokens_per_row * bits // 8 + 4 for bits in (self.key_bits, self.value_bits))
+    def tiles(self) -> int:
+        """Tiles of all windows."""
+        return self.windows * -(-self.window // self.tile_tokens)
+
+    @property
+    def tile_cost(self) -> int:
+        """Time of a tile in the units of TOKEN_COST."""
+        return self.tile_tokens * (TOKEN_COST[self.key_bits] + TOKEN_COST[self.value_bits]) // 2
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes per channel of a tile's keys and values."""
+        return self.tile_tokens * (self.key_bits + self.value_bits) // 8
 
 
 def segment_shape(segment: Segment) -> SegmentShape:
@@ -85,70 +97,85 @@ class AttendTile:
     """What one program of decode attention works on at a time.
 
     Attributes:
-        query_block: Query rows, a power of two, at least 8.
-        channel_block: Channels that are unpacked together, a power of two; the fewer, the fewer registers.
-        packed_rows: Rows of words (`tokens_per_row` tokens each) of a segment with a packed side.
-        raw_rows: Tokens of a raw segment and of the raw run.
-        warps: Warps of the program.
-        stages: Depth of the software pipeline.
+        query_block: Query rows: 8 or 16.
+        raw_tokens: Tokens of the raw run, a multiple of 16.
+        stages: Depth of the software pipeline over packed tiles; plain values take one stage less.
+        registers: Most that a thread may take.
+        shared_bytes: Shared memory that the deepest pipeline takes, about.
     """
 
     query_block: int
-    channel_block: int
-    packed_rows: int
-    raw_rows: int
-    warps: int
+    raw_tokens: int
     stages: int
+    registers: int
+    shared_bytes: int
+
+    def programs_at_once(self, card: Card) -> int:
+        """One-warp programs that run on a card at once."""
+        per_program = self.shared_bytes + SYSTEM_SHARED_BYTES
+        by_memory = (card.shared_bytes + SYSTEM_SHARED_BYTES) // per_program
+        return card.multiprocessors * max(1, min(REGISTERS // (WARP * self.registers), by_memory))
 
 
 def choose_tile(query_rows: int, channels: int, segments: Sequence[SegmentShape], card: Card) -> AttendTile:
     """Tile for a number of query rows per KV head (G * Q) and a head size (D)."""
-    query_block = min(32, max(8, next_power_of_two(query_rows)))
-    # More query rows need more registers for their scores: narrower tiles, spread over more threads.
-    packed_rows, warps = (32, 2) if query_block == 8 else (16, 4)
-    channel_block = next((block for block in (64, 32) if channels % block == 0), 16)
-    raw_rows = 64
-    # A second stage keeps one more tile in shared memory.
-    tile_bytes = channels * max([raw_rows * 4, *(packed_rows * segment.row_bytes for segment in segments)])
-    stages = 2 if tile_bytes + SCRATCH_BYTES_PER_QUERY_ROW * query_block <= card.shared_bytes else 1
-    return AttendTile(query_block, channel_block, packed_rows, raw_rows, warps, stages)
+    raw_tokens = 16
+    raw_bytes = channels * max([raw_tokens * 4, *(s.tile_bytes for s in segments if s.is_raw)])
+    packed_bytes = channels * max([0, *(s.tile_bytes for s in segments if not s.is_raw)])
+    # A third stage keeps a second tile in shared memory.
+    stages = 3 if 2 * packed_bytes <= card.shared_bytes // 2 else 2
+    few = query_rows <= 8
+    # Beside the tiles: minima of 16 windows, and what moves between layouts.
+    shared_bytes = max(raw_bytes, (stages - 1) * packed_bytes, 32 * channels) + 2048
+    return AttendTile(8 if few else 16, raw_tokens, stages, 168 if few else 248, shared_bytes)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """How the rows of one segment (or of the raw run) are shared out.
+    """Where one segment's tiles (or the raw run's steps of tokens) lie in the line of all work.
 
     Attributes:
-        rows: Tile rows in all.
-        tile_rows: Rows that a program takes at a time.
-        rows_per_split: Rows that a program takes in all; a multiple of tile_rows.
-        splits: Programs; 0 for no rows.
+        units: Tiles of a segment; steps of the raw run.
+        cost: Time of a unit.
+        start: Time of all that lies before.
+        slots: Program i writes its partial output of this stretch to place i + slots.
+        first_tile: Tiles of the segments before.
     """
 
-    rows: int
-    tile_rows: int
-    rows_per_split: int
-    splits: int
+    units: int
+    cost: int
+    start: int
+    slots: int
+    first_tile: int
 
 
 @dataclass(frozen=True)
 class AttendPlan:
-    """Launch of decode attention: a tile, one stretch per segment, and one for the raw run."""
+    """Launch of decode attention: all work in one line, cut into programs of equal time.
 
-    tile: AttendTile
+    A unit belongs to the program in whose time it starts, so that a program may end one segment and begin the next.
+
+    Attributes:
+        budget: Time of a program.
+        programs: Per KV head and block of query rows.
+        segments, raw: The stretches.
+        partials: Partial outputs per query row.
+        tiles: Tiles of all segments.
+    """
+
+    budget: int
+    programs: int
     segments: tuple[Stretch, ...]
     raw: Stretch
-
-    @property
-    def splits(self) -> int:
-        """Programs per KV head and block of query rows."""
-        return sum(stretch.splits for stretch in (*self.segments, self.raw))
+    partials: int
+    tiles: int
 
 
+@lru_cache(maxsize=512)
 def plan_attend(
-    query_rows: int, kv_heads: int, segments: Sequence[SegmentShape], raw_length: int, tile: AttendTile, card: Card
+    query_rows: int, kv_heads: int, segments: tuple[SegmentShape, ...], raw_length: int, tile: AttendTile, card: Card
 ) -> AttendPlan:
-    """Share tokens out over programs so that the card is full and programs are equally long.
+    """Cut the work so that all programs run at once and take equally long.
 
     Args:
         query_rows: G * Q, rows that share a KV head.
@@ -158,25 +185,23 @@ def plan_attend(
         tile: What a program works on at a time.
         card: The GPU.
     """
-    programs = kv_heads * -(-query_rows // tile.query_block)
-    splits = max(1, card.multiprocessors * (WARPS_PER_MULTIPROCESSOR // tile.warps) * WAVES // programs)
-    tokens = raw_length + sum(segment.window * segment.windows for segment in segments)
-    tokens_per_split = max(MIN_TOKENS_PER_SPLIT, tokens // splits)
-    stretches = []
-    for segment in segments:
-        tile_rows = tile.raw_rows if segment.tokens_per_row == 1 else tile.packed_rows
-        stretches.append(share_out(segment.rows, tile_rows, segment.tokens_per_row, tokens_per_split))
-    return AttendPlan(tile, tuple(stretches), share_out(raw_length, tile.raw_rows, 1, tokens_per_split))
-
-
-def share_out(rows: int, tile_rows: int, tokens_per_row: int, tokens_per_split: int) -> Stretch:
-    """Equal shares of whole tiles, each of about `tokens_per_split` tokens."""
-    if rows == 0:
-        return Stretch(0, tile_rows, tile_rows, 0)
-    tiles = -(-rows // tile_rows)
-    splits = -(-tiles // max(1, round(tokens_per_split / (tile_rows * tokens_per_row))))
-    tiles_per_split = -(-tiles // splits)
-    return Stretch(rows, tile_rows, tiles_per_split * tile_rows, -(-tiles // tiles_per_split))
+    # One-warp programs beyond those that run at once would wait for a whole round.
+    rounds = max(1, tile.programs_at_once(card) // (kv_heads * -(-query_rows // tile.query_block)))
+    work = [(segment.tile_cost, segment.tiles) for segment in segments]
+    work.append((TOKEN_COST[RAW_BITS] * tile.raw_tokens, -(-raw_length // tile.raw_tokens)))
+    total = sum(cost * units for cost, units in work)
+    budget = max(-(-total // rounds), MIN_TOKENS_PER_SPLIT * TOKEN_COST[2], *(cost for cost, _ in work))
+    stretches, start, slots, last, tiles = [], 0, 0, -1, 0
+    for cost, units in work:
+        if units:
+            # A program that ends one stretch and begins the next has a partial output of each.
+            slots += start // budget == last
+            last = (start + (units - 1) * cost) // budget
+        stretches.append(Stretch(units, cost, start, slots, tiles))
+        start += cost * units
+        tiles += units
+    *packed, raw = stretches
+    return AttendPlan(budget, last + 1, tuple(packed), raw, last + 1 + slots, raw.first_tile)
 
 
 def pack_rows(words: int) -> int:

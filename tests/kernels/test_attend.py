@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wq_kernels import Block, Segment, attend, pack, use_backend
-from wq_kernels.launch import AttendTile, Card
+from wq_kernels.launch import Card
 
 Values = Callable[[Block], Tensor]
 PACKED = [(2, 2), (4, 4), (8, 8), (4, 2), (2, 4), (8, 4), (16, 2), (4, 16), (16, 16)]
@@ -165,18 +165,32 @@ def test_many_pieces_in_pytorch(monkeypatch: pytest.MonkeyPatch, dequantized: Va
 
 
 @pytest.mark.usefixtures("triton_kernels")
-@pytest.mark.parametrize("packed_rows", [16, 64])
 @pytest.mark.parametrize("multiprocessors", [1, 1000])
-def test_kernel_splits_and_tiles(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, dequantized: Values, packed_rows: int, multiprocessors: int
+def test_kernel_shares(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, dequantized: Values, multiprocessors: int
 ) -> None:
+    """Programs that take everything one after the other, and programs of a tile each."""
     from wq_kernels.ops.attend import kernel
 
     monkeypatch.setattr(kernel, "card", lambda device: Card(multiprocessors, 2**16))
     monkeypatch.setattr("wq_kernels.launch.MIN_TOKENS_PER_SPLIT", 1)
-    monkeypatch.setattr(kernel, "choose_tile", lambda *_: AttendTile(8, 32, packed_rows, 16, 2, 1))
-    case = Case(((4, 4, 32, 9), (2, 2, 32, 9)), raw_length=50, batch=1)
+    kernel.plan_attend.cache_clear()
+    case = Case(((16, 16, 32, 2), (4, 4, 32, 9), (2, 2, 100, 3)), raw_length=50, batch=1)
     check(Attention(case, torch.float16, device), dequantized)
+    kernel.plan_attend.cache_clear()
+
+
+@pytest.mark.usefixtures("triton_kernels")
+@pytest.mark.parametrize("length", [1, 16, 40])
+def test_length_on_the_device(device: torch.device, dequantized: Values, length: int) -> None:
+    """One launch for every length, as a CUDA graph replays it: planned for all that the run has room for."""
+    attention = Attention(Case(((2, 2, 32, 2),), raw_length=length, queries=1), torch.float16, device)
+    expected = attention.dense(dequantized, torch.float64)
+    output = attend(
+        attention.query, attention.segments, attention.raw_key, attention.raw_value,
+        torch.tensor([length], dtype=torch.int32, device=device), scaling=attention.case.channels**-0.5,
+    )  # fmt: skip
+    assert (output.double() - expected).norm() < 0.005 * expected.norm()
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -254,5 +268,5 @@ def test_bad_arguments(changes: dict[str, object], message: str) -> None:
 def test_segments_of_other_heads_are_refused() -> None:
     raw = torch.zeros(1, 2, 5, 64)
     block = pack(torch.zeros(1, 1, 32, 64), torch.arange(32).unsqueeze(0), bits=2, window=32)
-    with pytest.raises(ValueError, match=r"a segment must be \[1, 2, ., 64\], not \[1, 1, 2, 64\]"):
+    with pytest.raises(ValueError, match=r"a segment must be \[1, 2, ., 64\], not \[1, 1, ., 64\]"):
         attend(torch.zeros(1, 4, 1, 64), [Segment(block, block)], raw, raw, 5, scaling=1.0)

@@ -17,7 +17,7 @@ def attend(
     segments: Sequence[Segment],
     raw_key: Tensor,
     raw_value: Tensor,
-    raw_length: int,
+    raw_length: int | Tensor,
     *,
     scaling: float,
     raw_mask: Tensor | None = None,
@@ -33,7 +33,8 @@ def attend(
         segments: Packed or raw segments of [B, Hkv, ., D]; any number, any widths.
         raw_key: [B, Hkv, capacity, D] in the dtype of query, unit stride along D, `raw_length` tokens filled.
         raw_value: As `raw_key`.
-        raw_length: Tokens of the raw run in use, 0 to capacity.
+        raw_length: Tokens of the raw run in use, 0 to capacity. An int32 tensor of one element is read by the GPU only, so
+            that a CUDA graph can be replayed at every length.
         scaling: Factor on the scores before the softmax, mostly D ** -0.5.
         raw_mask: bool [B, capacity], False for padding that no row may see; None for no padding.
 
@@ -49,7 +50,7 @@ def attend(
     if query.numel() == 0:
         return torch.empty_like(query)
     if choose_backend(query.device, query.dtype).name == "torch":
-        return naive.attend(query, segments, raw_key, raw_value, raw_length, scaling=scaling, raw_mask=raw_mask)
+        return naive.attend(query, segments, raw_key, raw_value, int(raw_length), scaling=scaling, raw_mask=raw_mask)
     from wq_kernels.ops.attend import kernel
 
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
@@ -57,7 +58,7 @@ def attend(
 
 
 def _check(
-    query: Tensor, segments: Sequence[Segment], key: Tensor, value: Tensor, length: int, mask: Tensor | None
+    query: Tensor, segments: Sequence[Segment], key: Tensor, value: Tensor, length: int | Tensor, mask: Tensor | None
 ) -> None:
     batch, query_heads, _, channels = query.shape
     _, heads, capacity, _ = key.shape
@@ -68,12 +69,14 @@ def _check(
         raise ValueError(f"raw_key and raw_value must be {query.dtype} as query, not {key.dtype} and {value.dtype}")
     if any(tensor.stride(3) != 1 for tensor in (query, key, value) if channels > 1):
         raise ValueError("query, raw_key and raw_value must have unit stride along D")
-    if not 0 <= length <= capacity:
+    if isinstance(length, int) and not 0 <= length <= capacity:
         raise ValueError(f"raw_length must lie between 0 and the capacity {capacity}, not be {length}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, capacity) or mask.stride(1) != 1):
         found = f"{mask.dtype} {list(mask.shape)} with strides {mask.stride()}"
         raise ValueError(f"raw_mask must be bool [{batch}, {capacity}] with unit stride along tokens, not {found}")
     for segment in segments:
-        shape = segment.key.data.shape
-        if (*shape[:2], shape[3]) != (batch, heads, channels):
-            raise ValueError(f"a segment must be [{batch}, {heads}, ., {channels}], not {list(shape)}")
+        shape = (*segment.key.data.shape[:2], segment.key.channels)
+        if shape != (batch, heads, channels):
+            raise ValueError(
+                f"a segment must be [{batch}, {heads}, ., {channels}], not [{shape[0]}, {shape[1]}, ., {shape[2]}]"
+            )

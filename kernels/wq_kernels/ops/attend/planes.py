@@ -1,8 +1,9 @@
-"""How attention reads a block: where a tile's words and metadata lie, and how a byte of codes becomes values.
+"""How attention reads packed words: codes become float16 without arithmetic, tiles find their words and scales.
 
-Packed values come as x / 2**bits, in float16 whatever the half type of the model: its 11 bits hold codes and scales
-better than the 8 of bfloat16. code / 2**bits is exact there, and code / 2**bits * scale finite for every finite scale;
-the factor 2**bits goes into the scale of the scores and of the output.
+A float16 whose exponent bits are 0 is its mantissa times 2**-24, so that a word masked down to one code *is* the number
+code * 2**(position - 24), exactly; tensor cores take such subnormal numbers at full speed. One logic operation turns
+two neighbouring words into the codes of two channels. Scales never meet the codes: keys' scales go into the queries,
+values' scales come onto the sums.
 """
 
 # ruff: noqa: RUF005 - Triton does not compile starred tuples
@@ -14,90 +15,136 @@ import triton
 import triton.language as tl
 
 
-def unpack_assembly(bits: int) -> tl.constexpr:
-    """PTX that turns one byte of two words into 8 / bits pairs of code / 2**bits * scale + minimum.
+@triton.constexpr_function
+def position(plane, bits):
+    """Lowest bit of a plane's code: in place inside the 10 bits of a mantissa, else after one shift of its word."""
+    in_place = 10 // bits
+    return bits * plane if plane < in_place else bits * plane - max(bits * in_place, 6)
 
-    The byte goes to the top of each half; a shift and one logic operation per pair put the code into the top mantissa
-    bits of 1.0, which is exactly 1 + code / 2**bits, and 1 is taken off again before the scale comes on.
-    Operands: the output pairs, two words, the byte's selector (twice, since operands come in pairs), scales, minima.
-    """
-    planes = 8 // bits
-    low, high, selector, _, scale, minimum = (f"${planes + i}" for i in range(6))
-    mask = ((2**bits - 1) << (10 - bits)) * 0x10001
-    lines = [".reg .b32 bytes, code, minus_one", "mov.b32 minus_one, 0xbc00bc00"]
-    lines += [f"prmt.b32 bytes, {low}, {high}, {selector}"]
-    for plane in range(planes):
-        lines += [
-            f"shr.u32 code, bytes, {bits - 2 + plane * bits}",
-            f"lop3.b32 code, code, {mask:#x}, 0x3c003c00, 0xea",
-            "add.rn.f16x2 code, code, minus_one",
-            f"fma.rn.f16x2 ${plane}, code, {scale}, {minimum}",
-        ]
+
+def mask_assembly(bits: int) -> tl.constexpr:
+    """PTX that turns two words into the 16 / bits pairs of their codes: one shift, then one AND each."""
+    planes = 16 // bits
+    places = [position(plane, bits) for plane in range(planes)]
+    lines = [".reg .b32 shifted", f"shr.u32 shifted, ${planes}, {bits * (planes - 1) - places[-1]}"]
+    for plane, at in enumerate(places):
+        mask = ((2**bits - 1) << at) * 0x10001
+        lines.append(f"and.b32 ${plane}, {f'${planes}' if at == bits * plane else 'shifted'}, {mask:#x}")
     return tl.constexpr("{ " + "; ".join(lines) + "; }")
 
 
-UNPACK_2, UNPACK_4, UNPACK_8 = (unpack_assembly(bits) for bits in (2, 4, 8))
+MASK_2, MASK_4, MASK_8 = (mask_assembly(bits) for bits in (2, 4, 8))
 
 
 @triton.jit
-def byte_planes(words, scale, minimum, BYTE: tl.constexpr, BITS: tl.constexpr, USE_ASSEMBLY: tl.constexpr):
-    """The 8 / BITS planes x / 2**BITS of byte BYTE of each word, a tuple of tensors of scale's dtype and words' shape.
-
-    Args:
-        words: int32, any shape.
-        scale: Same shape.
-        minimum: Same shape, minimum / 2**BITS.
-        USE_ASSEMBLY: float16 on a GPU only; an interpreter cannot run it.
-    """
+def code_planes(words, BITS: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr):
+    """The 16 / BITS planes code * 2**(position - 24) of int16 words, a tuple of tensors of the words' shape."""
     planes = ()
     if USE_ASSEMBLY:
-        operands = [words, 0x4400 + 0x1111 * BYTE, scale, minimum]
         if BITS == 2:
             planes = tl.inline_asm_elementwise(
-                UNPACK_2, "=r,=r,=r,=r,r,r,r,r,r,r", operands, (tl.float16, tl.float16, tl.float16, tl.float16), True, 2
-            )
+                MASK_2, "=r,=r,=r,=r,=r,=r,=r,=r,r", [words],
+                (tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
+                True, 2,
+            )  # fmt: skip
         elif BITS == 4:
             planes = tl.inline_asm_elementwise(
-                UNPACK_4, "=r,=r,r,r,r,r,r,r", operands, (tl.float16, tl.float16), True, 2
+                MASK_4, "=r,=r,=r,=r,r", [words], (tl.float16, tl.float16, tl.float16, tl.float16), True, 2
             )
         else:
-            planes = (tl.inline_asm_elementwise(UNPACK_8, "=r,r,r,r,r,r,r", operands, tl.float16, True, 2),)
+            planes = tl.inline_asm_elementwise(MASK_8, "=r,=r,r", [words], (tl.float16, tl.float16), True, 2)
     else:
-        for i in tl.static_range(8 // BITS):
-            code = (words >> (8 * BYTE + BITS * i)) & (2**BITS - 1)
-            fraction = code.to(tl.float32) * (0.5**BITS)
-            planes = planes + ((fraction * scale.to(tl.float32) + minimum.to(tl.float32)).to(scale.dtype),)
+        for p in tl.static_range(16 // BITS):
+            code = (words >> (BITS * p - position(p, BITS))) & ((2**BITS - 1) << position(p, BITS))
+            planes = planes + (code.to(tl.int16).to(tl.float16, bitcast=True).to(DTYPE),)
     return planes
 
 
-@triton.jit
-def source_row(row, part, PARTS: tl.constexpr, PER_WINDOW: tl.constexpr, ROWS_PER_WINDOW: tl.constexpr):
-    """Row of a block's data for part `part` of tile rows `row`, and whether the window reaches that far.
+@triton.constexpr_function
+def block_words(block, words):
+    """Words of a block of 16 of a token; the last one may be narrower."""
+    return min(16, words - 16 * block)
 
-    A tile row is PARTS rows of the data; a window has PER_WINDOW rows of data in ROWS_PER_WINDOW tile rows.
+
+@triton.jit
+def word_column(block: tl.constexpr, WORDS: tl.constexpr):
+    """Words of a token that the 16 rows (or columns) of a block stand for, [16], and which rows stand for none.
+
+    Rows 0 to 7 are the first half of the block, rows 8 to 15 the second.
     """
-    if ROWS_PER_WINDOW * PARTS == PER_WINDOW:
-        return row * PARTS + part, row >= 0
-    inner = row % ROWS_PER_WINDOW * PARTS + part
-    return row // ROWS_PER_WINDOW * PER_WINDOW + inner, inner < PER_WINDOW
+    row = tl.arange(0, 16)
+    HALF: tl.constexpr = block_words(block, WORDS) // 2
+    if HALF == 8:
+        return block * 16 + row, row >= 0
+    return block * 16 + row // 8 * HALF + row % 8, row % 8 < HALF
 
 
 @triton.jit
-def load_metadata(
-    block, row, channel, mask,
-    BITS: tl.constexpr, ROWS_PER_WINDOW: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr,
+def slice_channel(plane: tl.constexpr, block: tl.constexpr, WORDS: tl.constexpr):
+    """Channels of the rows of a block in a plane, [16], and which rows have none (layout.py, `channel_order`)."""
+    row = tl.arange(0, 16)
+    return plane * WORDS + block * 16 + row % 8 * 2 + row // 8, row % 8 < block_words(block, WORDS) // 2
+
+
+@triton.jit
+def load_words(
+    words, tile, last,
+    WINDOW: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, CHANNELS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Scale and minimum / 2**BITS of the windows of tile rows."""
-    offset = row // ROWS_PER_WINDOW * D + channel
-    scale = tl.load(block[1] + offset, mask=mask, other=0.0)
-    minimum = tl.load(block[2] + offset, mask=mask, other=0.0).to(tl.float32) * (0.5**BITS)
-    return scale.to(DTYPE), minimum.to(DTYPE)
+    """Words of a tile: for every 16 of its TILE tokens, the blocks of 16 words, [tokens, words] or its transpose.
+
+    Args:
+        words: Of a head.
+        tile: Index of the tile; those past `last` read that one again.
+    """
+    PARTS: tl.constexpr = (WINDOW + TILE - 1) // TILE
+    at = tl.minimum(tile, last)
+    token = at // PARTS * WINDOW + at % PARTS * TILE
+    loaded = ()
+    for t in tl.static_range(TILE // 16):
+        row = tl.arange(0, 16)
+        if WINDOW % TILE != 0:
+            # Rows past the end of the window: any of its words will do, nothing is seen through them.
+            row = tl.minimum(row, WINDOW - 1 - (at % PARTS * TILE + t * 16))
+            row = tl.maximum(row, -(t * 16))
+        row = (token + t * 16 + row) * WORDS
+        for block in tl.static_range((WORDS + 15) // 16):
+            column, present = word_column(block, WORDS)
+            if CHANNELS_FIRST:
+                place = words + row[None, :] + column[:, None]
+                if block_words(block, WORDS) == 16:
+                    loaded = loaded + (tl.load(place),)
+                else:
+                    loaded = loaded + (tl.load(place, mask=present[:, None], other=0),)
+            else:
+                place = words + row[:, None] + column[None, :]
+                if block_words(block, WORDS) == 16:
+                    loaded = loaded + (tl.load(place),)
+                else:
+                    loaded = loaded + (tl.load(place, mask=present[None, :], other=0),)
+    return loaded
 
 
 @triton.jit
-def head_block(block, windows, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
-    """Pointers of a block moved past `windows` windows, to where a head begins."""
-    if BITS == 16:
-        return (block[0] + windows * WINDOW * D, block[1], block[2])
-    metadata = windows * D
-    return (block[0] + metadata * ((WINDOW * BITS + 31) // 32), block[1] + metadata, block[2] + metadata)
+def load_scales(pairs, window, D: tl.constexpr, BITS: tl.constexpr):
+    """Scales of a window for every block and plane, as pairs of float16 in int32, [8]: rows r and r + 8."""
+    PLANES: tl.constexpr = 16 // BITS
+    WORDS: tl.constexpr = D // PLANES
+    pair = tl.arange(0, 8)
+    loaded = ()
+    for block in tl.static_range((WORDS + 15) // 16):
+        for plane in tl.static_range(PLANES):
+            place = pairs + window * (D // 2) + (plane * WORDS + block * 16) // 2 + pair
+            if block_words(block, WORDS) == 16:
+                loaded = loaded + (tl.load(place),)
+            else:
+                loaded = loaded + (tl.load(place, mask=pair < block_words(block, WORDS) // 2, other=0),)
+    return loaded
+
+
+@triton.jit
+def rows_of(pairs):
+    """Scales of the 16 rows of a block, [16]."""
+    low = pairs.to(tl.int16).to(tl.float16, bitcast=True)
+    high = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.reshape(tl.trans(tl.join(low, high)), [16])
