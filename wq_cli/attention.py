@@ -59,7 +59,12 @@ def windowed_attention(
             f"a layer that sees the last {sliding_window} tokens only cannot run over windows that were reordered",
             "take a model without sliding windows",
         )
-    if layer.raw_mask is None and attention_mask is not None and not attention_mask[:, :, -1].all():
+    if (
+        layer.cursor is None
+        and layer.raw_mask is None
+        and attention_mask is not None
+        and not attention_mask[:, :, -1].all()
+    ):
         raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
     raw_key, raw_value = layer.run
     output = attend(
@@ -67,7 +72,7 @@ def windowed_attention(
         layer.segments,
         raw_key,
         raw_value,
-        layer.raw_length,
+        layer.length_of_run,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         raw_mask=layer.raw_mask,
     )

@@ -8,6 +8,7 @@ All contact with transformers' cache classes is in this file.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from wq_cli.policies.base import Budget, LayerPlan
 from wq_kernels import Block, Segment, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from wq_cli.codecs import ChannelInWindow
 
@@ -63,6 +64,19 @@ class Storage:
         return bool(self.config._attn_implementation == ATTENTION)
 
 
+@dataclass(frozen=True)
+class Cursor:
+    """Where the newest token of a layer's run lies, counted on its device.
+
+    Attributes:
+        place: Its place, int64 [1].
+        length: Tokens of the run, int32 [1]: one more.
+    """
+
+    place: torch.Tensor
+    length: torch.Tensor
+
+
 class WindowCacheLayer(CacheLayerMixin):
     """One layer: open during the prefill, then sealed.
 
@@ -71,6 +85,7 @@ class WindowCacheLayer(CacheLayerMixin):
         raw_key, raw_value: The full-precision run with room to grow, [B, Hkv, capacity, D].
         raw_length: Tokens of the run in use.
         raw_mask: False where the run holds padding, [B, capacity]; None without padding.
+        cursor: Counts the run on the device while tokens come one by one, else None.
     """
 
     is_sliding = False
@@ -92,6 +107,7 @@ class WindowCacheLayer(CacheLayerMixin):
         self.raw_mask: torch.Tensor | None = None
         self.raw_length = 0
         self.length = 0
+        self.cursor: Cursor | None = None
 
     @property
     def sealed(self) -> bool:
@@ -113,6 +129,9 @@ class WindowCacheLayer(CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.cursor is not None:
+            self._put(self.cursor, key_states, value_states)
+            return attach_layer(key_states, self), value_states
         self.length += key_states.shape[-2]
         if not self.sealed:
             self.keys = key_states if self.keys is None else torch.cat([self.keys, key_states], dim=-2)
@@ -168,18 +187,33 @@ class WindowCacheLayer(CacheLayerMixin):
 
     @torch.no_grad()
     def _append(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        raw_key, raw_value = self.run
         end = self.raw_length + key.shape[-2]
-        missing = end - raw_key.shape[-2]
+        missing = end - self.run[0].shape[-2]
         if missing > 0:
-            grow = max(missing, GROWTH_TOKENS)
-            self.raw_key = raw_key = torch.nn.functional.pad(raw_key, (0, 0, 0, grow))
-            self.raw_value = raw_value = torch.nn.functional.pad(raw_value, (0, 0, 0, grow))
-            if self.raw_mask is not None:
-                self.raw_mask = torch.nn.functional.pad(self.raw_mask, (0, grow), value=True)
+            self.grow(max(missing, GROWTH_TOKENS))
+        raw_key, raw_value = self.run
         raw_key[:, :, self.raw_length : end] = key
         raw_value[:, :, self.raw_length : end] = value
         self.raw_length = end
+
+    def grow(self, tokens: int) -> None:
+        """Make room for more tokens in the run."""
+        raw_key, raw_value = self.run
+        self.raw_key = torch.nn.functional.pad(raw_key, (0, 0, 0, tokens))
+        self.raw_value = torch.nn.functional.pad(raw_value, (0, 0, 0, tokens))
+        if self.raw_mask is not None:
+            self.raw_mask = torch.nn.functional.pad(self.raw_mask, (0, tokens), value=True)
+
+    @property
+    def length_of_run(self) -> int | torch.Tensor:
+        """Tokens of the run for the attention: a number, or where the device counts them."""
+        return self.raw_length if self.cursor is None else self.cursor.length
+
+    def _put(self, cursor: Cursor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store one token where the cursor stands."""
+        raw_key, raw_value = self.run
+        raw_key.index_copy_(2, cursor.place, key.to(raw_key.dtype))
+        raw_value.index_copy_(2, cursor.place, value.to(raw_value.dtype))
 
     def dequantized(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values in the order of the prompt, [B, Hkv, length, D] each.
@@ -310,6 +344,43 @@ class WindowCache(Cache):
         """Seal one layer whose attention has run."""
         self.layers[layer_idx].seal(plan)
 
+    @contextmanager
+    def stepping(self, room: int) -> Iterator[None]:
+        """Inside, tokens come one by one through our attention, and the device counts them.
+
+        Before each token `advance` moves the places on, which a CUDA graph can hold; `count_step` tells the host.
+
+        Args:
+            room: Tokens that will come.
+        """
+        self._counters = []
+        for device in {layer.device for layer in self.layers}:
+            here = [layer for layer in self.layers if layer.device == device]
+            lengths = torch.tensor([layer.raw_length for layer in here], dtype=torch.int32, device=device)
+            places = lengths.long() - 1
+            self._counters += [lengths, places]
+            for i, layer in enumerate(here):
+                missing = layer.raw_length + room - layer.run[0].shape[-2]
+                if missing > 0:
+                    layer.grow(missing)
+                layer.cursor = Cursor(places[i : i + 1], lengths[i : i + 1])
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.cursor = None
+
+    def advance(self) -> None:
+        """Move every layer's place on by one token, on the devices."""
+        for counter in self._counters:
+            counter += 1
+
+    def count_step(self) -> None:
+        """One token has come."""
+        for layer in self.layers:
+            layer.length += 1
+            layer.raw_length += 1
+
     @property
     def nbytes(self) -> int:
         """Bytes of every tensor in the cache."""
@@ -332,7 +403,7 @@ class WindowCache(Cache):
 
     @property
     def visual_bits(self) -> float:
-        """Stored bits per element of the visual tokens: codes, metadata, padding and full-precision windows."""
+        """Stored bits per element of the visual tokens: codes, metadata and full-precision windows."""
         bits = elements = 0
         for layer in self.layers:
             run, _ = layer.run

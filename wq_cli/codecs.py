@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from wq_kernels import Block
 
-WORD_BITS = 32
+# Scales and minima are float16 whatever the model's dtype.
+METADATA_BITS = 2 * 16
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,12 @@ class ChannelInWindow:
         return pack(x, index, bits=bits, window=self.window, zero_point=self.zero_point)
 
     def window_bits(self, bits: int, full_bits: int) -> int:
-        """Bits that one window takes per channel and KV head, metadata and padding of the last word included.
+        """Bits that one window takes per channel and KV head, metadata included.
 
         Args:
             bits: Width of the codes; 16 means full precision.
-            full_bits: Bits of the model's dtype, which scales and minima share.
+            full_bits: Bits of the model's dtype.
         """
         if bits == FULL_PRECISION:
             return self.window * full_bits
-        words = -(-self.window * bits // WORD_BITS)
-        return words * WORD_BITS + 2 * full_bits
+        return self.window * bits + METADATA_BITS

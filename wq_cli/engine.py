@@ -26,7 +26,7 @@ from wq_cli.search import Search, search
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wq_cli.config import Generation, Quantization
+    from wq_cli.config import Quantization
     from wq_cli.models.base import Prompt, VideoModel
     from wq_cli.policies.base import LayerPlan, Policy
 
@@ -42,6 +42,7 @@ class Prefilled:
         plans, sensitivity: Per layer; a sensitivity is None when the policy did not ask for it.
         first_token_ms: Whole prefill, sealing included, until the logits are there.
         seal_ms: Sealing alone.
+        graph: How the steps of the answer ran, once they did.
     """
 
     cache: WindowCache
@@ -51,6 +52,7 @@ class Prefilled:
     sensitivity: list[float | None] = field(default_factory=list)
     first_token_ms: float = 0.0
     seal_ms: float = 0.0
+    graph: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     measure = policy.needs_sensitivity and request.sensitivity is None
     hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal)
     with total(), windowed_attention(model), token_chunks(model.decoder), hooks:
-        hidden = _run(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
+        hidden = run_decoder(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
     return result
@@ -314,7 +316,7 @@ def _after_each_layer(
             hook.remove()
 
 
-def _run(
+def run_decoder(
     model: VideoModel,
     embeds: torch.Tensor,
     positions: torch.Tensor,
@@ -365,7 +367,7 @@ def extend(
     if positions is None:
         positions = state.position[:, None] + torch.arange(embeds.shape[1], device=embeds.device)
     with windowed_attention(model):
-        hidden = _run(model, embeds, positions, state.cache)
+        hidden = run_decoder(model, embeds, positions, state.cache)
     state.position = _next_position(positions)
     return model.logits(hidden[:, -1] if last_only else hidden)
 
@@ -403,34 +405,3 @@ def after_video(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("questions of different lengths cannot go through one packed cache together")
     embeds = torch.stack([prompt.embeds[prompt.visual_end :] for prompt in prompts])
     return embeds, torch.stack([prompt.positions[..., prompt.visual_end :] for prompt in prompts], dim=-2)
-
-
-@torch.inference_mode()
-def decode(
-    model: VideoModel, state: Prefilled, settings: Generation, stop_at_eos: bool = True
-) -> Iterator[torch.Tensor]:
-    """Answer tokens one after the other, int64 [B], the first from the prefill's logits.
-
-    Stops after a token with which every row has ended (unless told not to), or after `max_new_tokens`. A row that has
-    ended repeats its last token.
-    """
-    generator = torch.Generator(device=state.logits.device).manual_seed(settings.seed)
-    eos = torch.tensor(sorted(model.eos_ids) if stop_at_eos else [], device=state.logits.device)
-    token = _draw(state.logits, settings.temperature, generator)
-    ended = torch.isin(token, eos)
-    yield token
-    for _ in range(settings.max_new_tokens - 1):
-        if bool(ended.all()):
-            return
-        logits = extend(model, state, model.embed(token)[:, None])
-        token = torch.where(ended, token, _draw(logits, settings.temperature, generator))
-        ended |= torch.isin(token, eos)
-        yield token
-
-
-def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    # From the likeliest downwards, so that a tiny temperature makes no two infinities.
-    below = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
-    return torch.multinomial(below.softmax(dim=-1), 1, generator=generator)[:, 0]

@@ -145,7 +145,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
 
 def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Listener, result: AskResult) -> AskResult:
     """Decode the answer, piece by piece to the listener, and complete the result with it."""
-    from wq_cli import engine
+    from wq_cli import decoding
 
     generation = settings.generation
 
@@ -153,7 +153,7 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
     ids: list[int] = []
     shown = ""
     marks = [time.perf_counter()]
-    for token in engine.decode(model, state, generation):
+    for token in decoding.decode(model, state, generation):
         ids.append(int(token))
         marks.append(time.perf_counter())
         answer = model.text_of(ids)

@@ -13,7 +13,7 @@ import torch
 from tiny_models import llava_onevision
 from transformers import AutoConfig, DynamicCache
 
-from wq_cli import engine, policies
+from wq_cli import decoding, engine, policies
 from wq_cli.bench.suite import Evaluation
 from wq_cli.cache import VisualTokens, WindowCache
 from wq_cli.codecs import ChannelInWindow
@@ -82,7 +82,7 @@ def prefilled(
 
 
 def answer(model: VideoModel, state: engine.Prefilled, tokens: int = 8, **how) -> list[list[int]]:
-    return torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=tokens), **how)), dim=1).tolist()
+    return torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=tokens), **how)), dim=1).tolist()
 
 
 @pytest.mark.parametrize("bits", [2, 4, 16])
@@ -295,7 +295,7 @@ def test_memory_budget_holds_to_the_end_of_the_answer(
 def test_a_tiny_temperature_takes_the_likeliest(model: VideoModel, frames: np.ndarray) -> None:
     state = prefilled(model, [prompt_of(model, frames)], Quantization(window=8))
     for temperature in (1e-46, 1e-40, 1e-6):
-        token = next(engine.decode(model, state, Generation(temperature=temperature)))
+        token = next(decoding.decode(model, state, Generation(temperature=temperature)))
         assert token.tolist() == state.logits.argmax(dim=-1).tolist()
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny_models import llava_onevision
 
 import wq_kernels
-from wq_cli import device, engine
+from wq_cli import decoding, device, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
@@ -47,7 +47,7 @@ def test_full_precision_gives_generates_tokens(folder: str, frames: np.ndarray) 
     inputs = inputs.to("cuda", torch.float16)
     expected = model.model.generate(**inputs, do_sample=False, max_new_tokens=12)[0, inputs["input_ids"].shape[1] :]
     state = prefilled(model, prompt_of(model, frames), Quantization(policy="fp16"))
-    steps = engine.decode(model, state, Generation(max_new_tokens=12))
+    steps = decoding.decode(model, state, Generation(max_new_tokens=12))
     assert [int(token) for token in steps] == expected.tolist()
 
 

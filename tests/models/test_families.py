@@ -14,7 +14,7 @@ from tiny_families import MAKERS, internvl, llava, llava_next_mistral, siglip_to
 from transformers import LlamaConfig, MistralConfig
 from transformers.video_utils import VideoMetadata
 
-from wq_cli import engine, room
+from wq_cli import decoding, engine, room
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
 from wq_cli.errors import ModelError, WqError
@@ -148,7 +148,7 @@ def test_full_precision_gives_generates_tokens(model: VideoModel, questions: lis
     expected = Reference.of(model, frames, *questions).generate(model, 16)
     prompts = [prompt_of(model, frames, question) for question in questions]
     state = prefilled(model, prompts, Quantization(policy="fp16", window=8))
-    steps = list(engine.decode(model, state, Generation(max_new_tokens=16)))
+    steps = list(decoding.decode(model, state, Generation(max_new_tokens=16)))
     for row, want in zip(torch.stack(steps, dim=1).tolist(), expected, strict=True):
         until = next((i + 1 for i, token in enumerate(want) if token in model.eos_ids), len(want))
         assert row[:until] == want[:until]
@@ -186,7 +186,7 @@ def test_questions_after_the_cache_have_the_tokens_of_generate(model: VideoModel
     for question, prompt in zip(QUESTIONS, prompts, strict=True):
         rest = prompt.embeds[None, prompt.visual_end :]
         state.logits = engine.extend(model, state, rest)
-        answer = torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist()
+        answer = torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist()
         expected = Reference.of(model, noise(5), question).generate(model, 8)
         assert answer == expected
         engine.rewind(state, rest.shape[1] + len(answer[0]) - 1)
@@ -271,7 +271,7 @@ def test_language_models_of_later_internvl(tmp_path: Path, text: str, changes: d
     model = loading.load(str(internvl(tmp_path, text=text, **changes)), CPU, "auto")
     expected = Reference.of(model, noise(5), QUESTION).generate(model, 16)
     state = prefilled(model, [prompt_of(model, noise(5))], Quantization("fp16", window=8))
-    answer = torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=16))), dim=1).tolist()
+    answer = torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=16))), dim=1).tolist()
     assert answer == [expected[0][: len(answer[0])]]
 
 
@@ -310,10 +310,10 @@ def test_layers_with_a_sliding_window_are_refused_once_they_matter(tmp_path: Pat
     short = noise(4)
     expected = Reference.of(model, short, "a dog?").generate(model, 8)
     state = prefilled(model, [prompt_of(model, short, "a dog?")], Quantization("fp16", window=8))
-    assert torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist() == expected
+    assert torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist() == expected
     with pytest.raises(ModelError, match="last 130 tokens"):
         state = prefilled(model, [prompt_of(model, noise(9))], Quantization(window=8))
-        list(engine.decode(model, state, Generation(max_new_tokens=8)))
+        list(decoding.decode(model, state, Generation(max_new_tokens=8)))
 
 
 def test_a_run_over_random_weights(model: VideoModel) -> None:
@@ -334,7 +334,7 @@ def test_a_run_over_random_weights(model: VideoModel) -> None:
     assert prompt.visual_mask.sum() == real.visual_mask.sum()
     assert prompt.visual_mask.diff().sum() == real.visual_mask.diff().sum()
     state = engine.prefill(random, engine.prepare(random, [prompt], Quantization(window=8), room=4))
-    assert len(list(engine.decode(random, state, Generation(max_new_tokens=4)))) == 4
+    assert len(list(decoding.decode(random, state, Generation(max_new_tokens=4)))) == 4
 
 
 @pytest.mark.parametrize(

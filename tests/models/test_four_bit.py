@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import llava_onevision
 
-from wq_cli import engine
+from wq_cli import decoding, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading, sizing
 
@@ -59,7 +59,7 @@ def test_the_decoder_is_in_four_bits_and_the_rest_as_it_was(device: str, tmp_pat
     expected = full.prompt("what happens in the video ?", full.encode(frames, np.arange(6.0)))
     assert torch.equal(prompt.embeds, expected.embeds), "the tower keeps its own weights"
     state = engine.prefill(model, engine.prepare(model, [prompt], Quantization(policy="rtn4", window=8), room=8))
-    tokens = [int(token) for token in engine.decode(model, state, Generation(max_new_tokens=4))]
+    tokens = [int(token) for token in decoding.decode(model, state, Generation(max_new_tokens=4))]
     assert 1 <= len(tokens) <= 4
 
 

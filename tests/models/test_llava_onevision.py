@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import llava_onevision
 
-from wq_cli import engine, policies
+from wq_cli import decoding, engine, policies
 from wq_cli.cache import VisualTokens, WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
@@ -54,7 +54,7 @@ def prefilled(model: VideoModel, prompts: list[Prompt], settings: Quantization, 
 
 
 def answer(model: VideoModel, state: engine.Prefilled, tokens: int = 24) -> list[list[int]]:
-    steps = list(engine.decode(model, state, Generation(max_new_tokens=tokens)))
+    steps = list(decoding.decode(model, state, Generation(max_new_tokens=tokens)))
     return torch.stack(steps, dim=1).tolist()
 
 

@@ -13,7 +13,7 @@ import torch
 from tiny_qwen_vl import qwen_vl
 from transformers.video_utils import VideoMetadata
 
-from wq_cli import describe, engine
+from wq_cli import decoding, describe, engine
 from wq_cli.cache import WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
@@ -88,7 +88,7 @@ def prefilled(model: VideoModel, prompts: list[Prompt], settings: Quantization, 
 
 
 def answer(model: VideoModel, state: engine.Prefilled, tokens: int = 16) -> list[list[int]]:
-    return torch.stack(list(engine.decode(model, state, Generation(max_new_tokens=tokens))), dim=1).tolist()
+    return torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=tokens))), dim=1).tolist()
 
 
 def seen_by_decoder(model: VideoModel, inputs) -> dict[str, object]:

@@ -10,10 +10,10 @@ import torch
 import transformers
 from tiny_qwen_vl import PATCH, configs
 
-from wq_cli import engine, profile, room
+from wq_cli import decoding, engine, profile
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
-from wq_cli.models import FAMILIES, sizing
+from wq_cli.models import FAMILIES
 from wq_cli.profile import Profile
 
 # Parameters that the hub counts in the safetensors files of each repository.
@@ -73,5 +73,5 @@ def test_a_run_over_random_weights(family: str) -> None:
     runs = 1 + int((torch.diff(prompt.visual_mask.nonzero()[:, 0]) > 1).sum())
     assert runs == (5 if family == "qwen3_vl" else 1)
     state = engine.prefill(model, engine.prepare(model, [prompt], Quantization(), room=4))
-    assert len(list(engine.decode(model, state, Generation(max_new_tokens=4)))) == 4
+    assert len(list(decoding.decode(model, state, Generation(max_new_tokens=4)))) == 4
     assert state.cache.visual_bits < 16

@@ -10,7 +10,7 @@ import torch
 from tiny_models import llava_onevision
 from tiny_qwen_vl import qwen_vl
 
-from wq_cli import engine
+from wq_cli import decoding, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import VideoModel
@@ -57,7 +57,7 @@ def test_layers_on_two_devices_answer_as_on_one(family: str, policy: str, tmp_pa
         state = engine.prefill(model, engine.prepare(model, prompts, settings, room=8))
         devices = {layer.run[0].device.index for layer in state.cache.layers}
         first = state.logits.double().cpu()
-        tokens = torch.stack([t.cpu() for t in engine.decode(model, state, Generation(max_new_tokens=6), False)])
+        tokens = torch.stack([t.cpu() for t in decoding.decode(model, state, Generation(max_new_tokens=6), False)])
         found.append((devices, first, state.sensitivity, tokens))
     (one, expected, sensitivity, words), (two, logits, again, spoken) = found
     assert (one, two) == ({0}, {0, 1})
@@ -73,4 +73,4 @@ def test_multi_loads_over_all_gpus(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (6, 28, 28, 3), dtype=np.uint8)
     prompt = model.prompt(QUESTION, model.encode(frames, np.arange(6.0)))
     state = engine.prefill(model, engine.prepare(model, [prompt], Quantization(window=8), room=4))
-    assert len(list(engine.decode(model, state, Generation(max_new_tokens=3), False))) == 3
+    assert len(list(decoding.decode(model, state, Generation(max_new_tokens=3), False))) == 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli import device, engine
+from wq_cli import decoding, device, engine
 from wq_cli.results import BenchRow
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _generate(
     """Question in the prompt as usual."""
     state, found = _prefill(model, prompts, settings, sensitivity)
     marks = []
-    for _ in engine.decode(model, state, settings.generation, stop_at_eos=False):
+    for _ in decoding.decode(model, state, settings.generation, stop_at_eos=False):
         device.wait(model.device)
         marks.append(time.perf_counter())
     return _Run(
@@ -179,7 +179,7 @@ def _through_cache(
     else:
         state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
         engine.ask_through_cache(model, state, prompts)
-        steps = engine.decode(model, state, _length(settings, tokens), stop_at_eos=False)
+        steps = decoding.decode(model, state, _length(settings, tokens), stop_at_eos=False)
         answer = torch.stack(list(steps), dim=1)
     state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
     engine.ask_through_cache(model, state, prompts)

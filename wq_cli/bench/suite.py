@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli import engine, policies
+from wq_cli import decoding, engine, policies
 from wq_cli.bench.measure import fidelity, forced
 from wq_cli.results import EvalRow
 
@@ -170,7 +170,7 @@ class Evaluation:
 
     def _greedy(self, state: engine.Prefilled) -> list[int]:
         """The answer that this cache gives, end included; the cache is left as it was."""
-        answer = [int(token) for token in engine.decode(self.model, state, self.generation)]
+        answer = [int(token) for token in decoding.decode(self.model, state, self.generation)]
         engine.rewind(state, len(answer) - 1)
         return answer
 

@@ -48,7 +48,7 @@ class Budget:
         layers: Number of decoder layers.
         tail_bits: What the tail takes in one layer.
         full_window_bits: What one window at full precision takes in one layer.
-        window_bits: The same for a window at (key bits, value bits), metadata and padding included.
+        window_bits: The same for a window at (key bits, value bits), metadata included.
         elements: Stored elements per channel and KV head in all layers, to speak of average bits.
     """
 

@@ -33,8 +33,8 @@ def attend(
         segments: Packed or raw segments of [B, Hkv, ., D]; any number, any widths.
         raw_key: [B, Hkv, capacity, D] in the dtype of query, unit stride along D, `raw_length` tokens filled.
         raw_value: As `raw_key`.
-        raw_length: Tokens of the raw run in use, 0 to capacity. An int32 tensor of one element is read by the GPU only, so
-            that a CUDA graph can be replayed at every length.
+        raw_length: Tokens of the raw run in use, 0 to capacity. An int32 tensor of one element is read by the GPU
+            alone, so that a CUDA graph can be replayed at every length.
         scaling: Factor on the scores before the softmax, mostly D ** -0.5.
         raw_mask: bool [B, capacity], False for padding that no row may see; None for no padding.
 

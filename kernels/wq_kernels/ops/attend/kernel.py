@@ -16,7 +16,7 @@ cannot exceed 65504.
 """
 
 # ruff: noqa: RUF005 - Triton does not compile starred tuples
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, misc"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, misc, var-annotated"
 
 from __future__ import annotations
 
@@ -441,7 +441,8 @@ def attend_kernel(
         if LENGTH_ON_DEVICE:
             length = tl.load(raw_length)
         outputs, b_top, b_total = attend_run(
-            p_q, m_row, raw_key + batch * stride_kb + head * stride_kh, raw_value + batch * stride_vb + head * stride_vh,
+            p_q, m_row,
+            raw_key + batch * stride_kb + head * stride_kh, raw_value + batch * stride_vb + head * stride_vh,
             stride_kn, stride_vn, raw_mask + batch * stride_mb, first * RAW_TILE, tl.minimum(stop * RAW_TILE, length),
             length - queries + row % queries, scaling, D, BLOCK_C, BLOCK_M, RAW_TILE, USE_MASK,
         )  # fmt: skip
