@@ -45,6 +45,10 @@ def test_architecture_has_the_published_number_of_parameters(name: str, monkeypa
     model = random_weights.build(chosen, Settings(runtime=Runtime(dtype="float32")))
     assert sum(parameter.numel() for parameter in model.model.parameters()) == PUBLISHED[name]
     assert model.model_type == chosen.model_type
+    # Its own number of frames has room, with the text between them, a question and the longest answer.
+    cost = sizing.VisualCost.of(model, np.zeros((2, 432, 768, 3), np.uint8), np.arange(2.0))
+    text = model.words_between * chosen.frames + 100
+    assert cost.tokens(chosen.frames) + text + Generation().max_new_tokens <= room.context(model.text_config)[0]
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("qwen2-vl-7b", 405), ("qwen2.5-vl-7b", 405), ("qwen3-vl-8b", 336)])
