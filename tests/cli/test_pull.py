@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, Hub, serving
+from hub_server import COMMIT, TOKEN, Hub, oid, serving
 from small_videos import make
 from tiny_models import llava_onevision
 
@@ -127,8 +127,6 @@ def test_a_run_that_was_ended_goes_on_in_the_next(hub: Hub, checkpoint: Path, tm
 
 
 def test_damaged_pieces_are_thrown_away(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    from hub_server import oid
-
     shard = min(checkpoint.glob("model-*.safetensors"))
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
     blobs.mkdir(parents=True)
@@ -177,6 +175,16 @@ def test_each_refusal_has_its_own_line(hub: Hub, checkpoint: Path, tmp_path: Pat
         assert code == 1 and message in failure["error"], (source, failure)
         assert hint is None or hint in failure["hint"], (source, failure)
     assert hub.fetched(".safetensors") == []
+
+
+def test_a_token_opens_a_gated_model_and_goes_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+    hub.gated, hub.stores_elsewhere, hub.cut_after = {REPOSITORY: 401}, True, [CUT_BYTES]
+    assert wq(hub, tmp_path, "pull", REPOSITORY, HF_TOKEN="hf_other")[0] == 1
+    assert wq(hub, tmp_path, "pull", REPOSITORY, HF_TOKEN=TOKEN)[0] == 0
+    stored = [path for _, path, _ in hub.heard if path.startswith("/stored/")]
+    assert len(stored) > 1 and f"bytes={CHUNK_BYTES}-" in hub.fetched(".safetensors")
+    assert not any(path in stored for path, _ in hub.tokens)
+    assert any(path.startswith(f"/{REPOSITORY}/resolve") for path, _ in hub.tokens)
 
 
 def test_no_hub_at_all(tmp_path: Path) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hub_server import Hub, serving
 from tiny_models import llava_onevision
 
 from wq_cli.errors import ModelError
@@ -72,36 +70,10 @@ def test_e12_offline_opens_no_socket(folder: Path, tmp_path: Path) -> None:
     ]
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the hub does: `gated/...` is gated, all else does not exist."""
-
-    seen: list[str]
-
-    def do_GET(self) -> None:
-        self.seen.append(self.path)
-        is_gated = self.path.startswith(("/gated/", "/api/models/gated/"))
-        self.send_response(403 if is_gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if is_gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    Hub.seen = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path: Path) -> None:
-    found = load_all(tmp_path, "./nope", "nope/nope", "gated/model", "/no/such/nope", HF_ENDPOINT=hub)
+def test_e13_missing_folder_misspelt_and_gated_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    with serving(Hub({"some/model": folder, "gated/model": folder}, gated={"gated/model": 403})) as hub:
+        sources = ("./nope", "nope/nope", "gated/model", "/no/such/nope", "some/model")
+        found = load_all(tmp_path, *sources, HF_ENDPOINT=hub.address)
     assert found == [
         ["`./nope` is not a model folder", "a model folder holds a `config.json`"],
         ["there is no model `nope/nope` on the hub", "check the spelling (a private one needs `hf auth login`)"],
@@ -110,9 +82,11 @@ def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path
             "ask for it at https://huggingface.co/gated/model with your account",
         ],
         ["`/no/such/nope` is not a model folder", "a model folder holds a `config.json`"],
+        "llava_onevision",  # downloaded on first use
     ]
-    assert any("/nope/nope" in path for path in Hub.seen)
-    assert not any("such" in path or "./" in path for path in Hub.seen), "what looks like a path is never asked for"
+    seen = [path for _, path, _ in hub.heard]
+    assert any("/nope/nope" in path for path in seen)
+    assert not any("such" in path or "./" in path for path in seen), "what looks like a path is never asked for"
 
 
 def test_b17_no_chat_template(folder: Path, tmp_path: Path) -> None:

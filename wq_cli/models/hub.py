@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from wq_cli.errors import ModelError
 from wq_cli.models import family_of
@@ -173,6 +174,8 @@ def _fetch(file: HfFileMetadata, blobs: Path, progress: Progress) -> None:
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     blob, part = blobs / str(file.etag), _part(blobs, file)
+    # A redirect leads to another host, which the token is not for.
+    is_hub = urlsplit(file.location).netloc == urlsplit(constants.ENDPOINT).netloc
     locks = Path(constants.HF_HUB_CACHE) / ".locks" / blobs.parent.name
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{file.etag}.lock"):
@@ -185,8 +188,7 @@ def _fetch(file: HfFileMetadata, blobs: Path, progress: Progress) -> None:
                 file.location,
                 output,
                 resume_size=had,
-                # A redirect leads to another host, which the token is not for.
-                headers=build_hf_headers(token=None if file.location.startswith(constants.ENDPOINT) else False),
+                headers=build_hf_headers(token=None if is_hub else False),
                 expected_size=file.size,
                 tqdm_class=_counting_bar(progress),
             )
