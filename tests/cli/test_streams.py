@@ -141,6 +141,22 @@ def test_files_are_written_though_nobody_reads_the_streams(line: list[str], opti
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("mode", ["answer", "video-error"])
+def test_the_answer_comes_though_nothing_can_be_said_beside_it(mode: str) -> None:
+    command = [sys.executable, str(FAKE), mode, "ask", "clip.mp4", "q", "--verbose"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    expected = (0, ANSWER + "\n") if mode == "answer" else (1, "")
+    assert (done.returncode, done.stdout.decode()) == expected
+
+
+def test_a_question_in_a_locale_without_its_letters() -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run("answer", "ask", "clip.mp4", "is there a pingüino 🐧?", "--json", **ascii_only)
+    assert json.loads(done.stdout)["prompt"] == "is there a pingüino 🐧?"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("option", ["--json", "--quiet"])
 def test_a_full_disk_is_one_line(option: str) -> None:
     command = [sys.executable, str(FAKE), "answer", "ask", "clip.mp4", "q", option]

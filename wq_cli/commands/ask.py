@@ -70,7 +70,7 @@ def ask(
         screen,
         on_prepared=None if output.json else show,
         stream=not output.json,
-        outlives_streams=output.file is not None,
+        outlives_stdout=output.file is not None,
     ) as listener:
         result = pipeline.ask(video, question, settings, listener)
     output.emit(result)
