@@ -51,9 +51,23 @@ def test_architecture_has_the_published_number_of_parameters(name: str, monkeypa
     assert cost.tokens(chosen.frames) + text + Generation().max_new_tokens <= room.context(model.text_config)[0]
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("qwen2-vl-7b", 405), ("qwen2.5-vl-7b", 405), ("qwen3-vl-8b", 336)])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("internvl3-8b", 2 * 256),
+        ("llava-1.5-7b", 2 * 576),
+        ("llava-1.6-vicuna-7b", 2 * 577),
+        ("llava-next-video-7b", 2 * 144),
+        ("llava-onevision-7b", 2 * 196 + 1),
+        ("qwen2-vl-7b", 405),
+        ("qwen2.5-vl-7b", 405),
+        ("qwen3-vl-8b", 336),
+        ("smolvlm2-2.2b", 2 * 81),
+        ("smolvlm2-500m", 2 * 64),
+    ],
+)
 def test_visual_tokens_of_a_pair_of_frames(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/models.md says, told without weights: 432 x 768 in whole squares of 28 or 32 pixels."""
+    """What docs/models.md says, told without weights: for Qwen, 432 x 768 in whole squares of 28 or 32 pixels."""
     monkeypatch.setattr(random_weights.loading, "choose_device", lambda asked: torch.device("meta"))
     model = random_weights.build(profile.load(name), Settings(runtime=Runtime(dtype="float32")))
     assert len(model.frame_of_tokens(np.zeros((2, 432, 768, 3), dtype=np.uint8), np.arange(2.0))) == tokens
