@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from wq_cli.results import AskResult
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Room for the figures of every table.
+_TABLE_COLUMNS = 80
 STAGE_LABELS = {
     "load": "loading the model",
     "download": "downloading",
@@ -62,8 +64,17 @@ def _console(stderr: bool) -> Console:
     return Quiet(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def _literal(renderable: RenderableType) -> RenderableType:
-    return printable(renderable) if isinstance(renderable, str) else renderable
+def _show(console: Console, renderable: RenderableType) -> None:
+    """Print text literally, and tables of figures whole: a terminal that is too narrow for them breaks their lines."""
+    from rich.table import Table
+
+    width = console.width
+    if isinstance(renderable, Table) and renderable.box:
+        console.width = max(width, _TABLE_COLUMNS)
+    try:
+        console.print(printable(renderable) if isinstance(renderable, str) else renderable)
+    finally:
+        console.width = width
 
 
 class Screen:
@@ -88,14 +99,14 @@ class Screen:
 
     def result(self, renderable: RenderableType) -> None:
         """Print a table or a map that is the result."""
-        self.stdout.print(_literal(renderable))
+        _show(self.stdout, renderable)
 
     def say(self, renderable: RenderableType) -> None:
         """Print what accompanies the result, which still counts where nobody takes this."""
         if self.quiet:
             return
         try:
-            self.stderr.print(_literal(renderable))
+            _show(self.stderr, renderable)
         except OSError:
             self.quiet = True
             abandon(sys.stderr)

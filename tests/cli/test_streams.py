@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import results_by_hand as by_hand
 
 if sys.platform == "win32":
     pytest.skip("needs pseudo-terminals", allow_module_level=True)
@@ -148,6 +149,15 @@ def test_the_answer_comes_though_nothing_can_be_said_beside_it(mode: str) -> Non
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60)
     expected = (0, ANSWER + "\n") if mode == "answer" else (1, "")
     assert (done.returncode, done.stdout.decode()) == expected
+
+
+@pytest.mark.parametrize("columns", ["1", "20", "60", "80"])
+def test_narrow_terminals_lose_no_figure(columns: str) -> None:
+    said = run("answer", "ask", "clip.mp4", "q", COLUMNS=columns).stderr.decode()
+    for window in by_hand.ask_result().windows:
+        assert f"{window.start_seconds:.1f}–{window.end_seconds:.1f} s" in said
+        assert window.similarity is None or f"{window.similarity:.4f}" in said
+    assert "…" not in said
 
 
 def test_a_question_in_a_locale_without_its_letters() -> None:
