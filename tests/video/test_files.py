@@ -206,6 +206,8 @@ def test_animated_webp(tmp_path: Path) -> None:
     assert "are larger than" in error_of(path, limits=Limits(max_pixels=100)).message
 
     whole = path.read_bytes()
+    path.write_bytes(whole[:24] + b"\xff" * 6 + whole[30:])  # width and height
+    assert error_of(path).message == f"`{path}` is larger than Pillow opens"
     for share in (0.02, 0.1, 0.5, 0.9):
         path.write_bytes(whole[: int(len(whole) * share)])
         try:

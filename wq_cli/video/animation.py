@@ -48,6 +48,8 @@ class AnimationReel:
             self._image = Image.open(file, formats=["WEBP"])
             check_pixels(self._image.width, self._image.height, limits, name)
             promised = int(getattr(self._image, "n_frames", 1))
+        except Image.DecompressionBombError:
+            raise VideoError(f"`{name}` is larger than Pillow opens", "shrink the pictures") from None
         except _BROKEN:
             raise VideoError(f"`{name}` is incomplete or not a video", "copy or download it again") from None
         if promised > limits.max_frames_walked:
