@@ -65,14 +65,17 @@ def _console(stderr: bool) -> Console:
 
 
 def _show(console: Console, renderable: RenderableType) -> None:
-    """Print text literally, and tables of figures whole: a terminal that is too narrow for them breaks their lines."""
+    """Print text literally, and lines of it and tables of figures whole: a terminal that is too narrow breaks them."""
     from rich.table import Table
 
+    if isinstance(renderable, str):  # a path in it may be what another program reads
+        console.print(printable(renderable), soft_wrap=True)
+        return
     width = console.width
     if isinstance(renderable, Table) and renderable.box:
         console.width = max(width, _TABLE_COLUMNS)
     try:
-        console.print(printable(renderable) if isinstance(renderable, str) else renderable)
+        console.print(renderable)
     finally:
         console.width = width
 

@@ -195,6 +195,15 @@ def test_no_hub_at_all(tmp_path: Path) -> None:
     assert (code, failure["error"]) == expected
 
 
+def test_the_folder_is_one_line_for_other_programs(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / ("long " * 30)
+    command = [sys.executable, "-m", "wq_cli", "pull", REPOSITORY]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(hub, home), timeout=60)
+    folder = home / "hub" / "models--some--model" / "snapshots" / COMMIT
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n")
+    assert done.stderr.splitlines()[-1].endswith(f'ready: wq ask VIDEO "what happens?" --model {REPOSITORY}')
+
+
 def test_what_cannot_be_pulled(tmp_path: Path) -> None:
     code, failure = wq(None, tmp_path, "pull", "demo")
     assert (code, failure["error"]) == (

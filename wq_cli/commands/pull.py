@@ -11,7 +11,7 @@ from wq_cli import profile
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
-from wq_cli.console import Listener, printable
+from wq_cli.console import Listener
 from wq_cli.errors import UsageError
 
 EXAMPLES = """\
@@ -61,8 +61,6 @@ def pull(source: Source, *, revision: Revision = None, output: Output) -> None:
     if pinned and revision:
         raise UsageError(f"profile `{named}` pins revision `{pinned}`", "leave `--revision` away")
 
-    from rich.text import Text
-
     from wq_cli.models import hub
     from wq_cli.report.format import size
 
@@ -71,7 +69,7 @@ def pull(source: Source, *, revision: Revision = None, output: Output) -> None:
         folder = hub.pull(repository, revision or pinned, listener)
     total = sum(file.stat().st_size for file in folder.iterdir())
     if not output.json:
-        screen.result(Text(printable(str(folder)), no_wrap=True, overflow="ignore"))
+        screen.result(str(folder))
         choice = f"--profile {named}" if named else f"--model {repository}"
         screen.say(f'\n{size(total)}, ready: wq ask VIDEO "what happens?" {choice}')
     output.emit(PullResult("pull", named, repository, folder.name, str(folder), total))
