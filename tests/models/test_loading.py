@@ -112,6 +112,45 @@ def test_weights_that_would_run_code_are_not_read(folder: Path, tmp_path: Path) 
         loading.load(str(copy), CPU, "auto")
 
 
+def test_half_a_file_of_weights(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (weights,) = copy.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        loading.load(str(copy), CPU, "auto")
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_refused"),
+    [("layers.1.mlp.up_proj.weight", True), ("image_newline", True), ("post_layernorm.weight", False)],
+)
+def test_weights_that_are_missing_are_not_made_up(folder: Path, tmp_path: Path, ending: str, is_refused: bool) -> None:
+    """transformers fills them with random numbers; of a tower some checkpoints of the hub lack what is never used."""
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (weights,) = copy.glob("*.safetensors")
+    held = load_file(weights)
+    (key,) = (name for name in held if name.endswith(ending))
+    save_file({name: tensor for name, tensor in held.items() if name != key}, weights, {"format": "pt"})
+    if is_refused:
+        with pytest.raises(ModelError, match=rf"lacks weights: `[\w.]*{ending}` and 0 more"):
+            loading.load(str(copy), CPU, "auto")
+    else:
+        assert loading.load(str(copy), CPU, "auto").model_type == "llava_onevision"
+
+
+def test_packages_that_a_processor_needs_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def lacks(*_: object, **__: object) -> None:
+        raise ImportError("SmolVLMProcessor requires the num2words library\nbut it was not found")
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lacks)
+    with pytest.raises(ModelError, match=r"requires the num2words library$"):
+        loading.load(str(folder), CPU, "auto")
+
+
 @pytest.mark.parametrize(
     ("capability", "stored", "expected"),
     [

@@ -13,6 +13,7 @@ from tiny_qwen_vl import PATCH, configs
 from wq_cli import engine, profile, room
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
+from wq_cli.errors import UsageError
 from wq_cli.models import FAMILIES, sizing
 from wq_cli.profile import Profile
 
@@ -93,3 +94,9 @@ def test_a_run_over_random_weights(family: str) -> None:
     state = engine.prefill(model, engine.prepare(model, [prompt], Quantization(), room=4))
     assert len(list(engine.decode(model, state, Generation(max_new_tokens=4)))) == 4
     assert state.cache.visual_bits < 16
+
+
+@pytest.mark.parametrize("how", [{"weights": "4bit"}, {"device": "multi"}])
+def test_options_that_random_weights_do_not_follow_are_refused(how: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="full weights on one device"):
+        random_weights.build(profile.load("llava-onevision-0.5b"), Settings(runtime=Runtime(**how)))  # type: ignore[arg-type]
