@@ -78,6 +78,16 @@ def test_largest_of_several_video_streams(tmp_path: Path) -> None:
     clip = read(path, FIVE, default_frames=8)
     assert clip.frames.shape[1:3] == (64, 96)
     assert numbers(clip.frames) == EVERY_SECOND
+    assert clip.notices == ("the file holds 2 video streams: one of 96x64 is read",)
+
+
+def test_a_broadcast_whose_stream_changes_its_number(tmp_path: Path) -> None:
+    """What comes after is another stream; that it is left out is said."""
+    pieces = [make(tmp_path / f"{pid}.ts", mux={"mpegts_start_pid": str(pid)}).read_bytes() for pid in (256, 512)]
+    (tmp_path / "a.ts").write_bytes(b"".join(pieces))
+    clip = read(tmp_path / "a.ts", FIVE, default_frames=8)
+    assert numbers(clip.frames) == EVERY_SECOND
+    assert clip.notices == ("the file holds 2 video streams: one of 96x64 is read",)
 
 
 def test_sound_beside_the_picture(tmp_path: Path) -> None:
@@ -182,7 +192,8 @@ def test_a31_single_pictures(tmp_path: Path, suffix: str) -> None:
 def test_animated_avif(tmp_path: Path) -> None:
     pictures = [Image.fromarray(numbered(i)) for i in range(6)]
     pictures[0].save(tmp_path / "a.avif", save_all=True, append_images=pictures[1:], duration=100, quality=95)
-    assert numbers(read(tmp_path / "a.avif", Sampling(frames=6), default_frames=8).frames) == list(range(6))
+    clip = read(tmp_path / "a.avif", Sampling(frames=6), default_frames=8)
+    assert numbers(clip.frames) == list(range(6)) and clip.notices == ()
 
 
 @pytest.mark.skipif(not features.check("webp"), reason="Pillow without WebP")
