@@ -145,6 +145,19 @@ def test_a_picture_that_is_no_png_is_refused_before_the_work(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [["ask", "VIDEO", "q", "-o"], ["inspect", "VIDEO", "--prompt", "q", "--png"], ["bench", "--video", "VIDEO", "-o"]],
+)
+def test_the_video_is_not_written_over(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video, link = tmp_path / "clip.png", tmp_path / "same.png"
+    video.write_bytes(b"precious")
+    link.symlink_to(video)
+    assert main([str(video) if word == "VIDEO" else word for word in line] + [str(link)]) == 1
+    assert capsys.readouterr().err == f"error: `{link}` is the video itself\n\nhint: write to another file\n"
+    assert video.read_bytes() == b"precious"
+
+
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     target.write_text("before")

@@ -45,7 +45,7 @@ def ask(
 ) -> None:
     """Answer a question about a video: where it is about the question, how many bits each window got, the answer."""
     settings = Settings(sampling, replace(quantization, policy=policy), generation, runtime, limits)
-    output.check()
+    output.check(video=video)
     question = _question(video, prompt)
 
     from wq_cli import pipeline
