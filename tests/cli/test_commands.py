@@ -90,12 +90,11 @@ def test_doctor_names_versions_device_and_backend(
 
 
 def test_doctor_says_which_profiles_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from wq_cli import profile
-    from wq_cli.models import sizing
+    from wq_cli import device, profile
 
     chosen = [profile.load(name) for name in ("demo", "llava-onevision-0.5b", "llava-onevision-7b", "llava-1.5-13b")]
     monkeypatch.setattr(profile, "valid", lambda: chosen)
-    monkeypatch.setattr(sizing, "memory", lambda device: (8 * 2**30, 16 * 2**30))
+    monkeypatch.setattr(device, "memory", lambda device: (8 * 2**30, 16 * 2**30))
     shown = ran_json(capsys, "doctor", "--device", "cpu", "--dtype", "bfloat16")
     rows = {row["name"]: row for row in shown["fits"]}
     # 196 tokens a frame, 2 (keys, values) x 28 layers x 4 heads x 128 numbers of 2 bytes a token.

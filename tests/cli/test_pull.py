@@ -126,6 +126,19 @@ def test_a_run_that_was_ended_goes_on_in_the_next(hub: Hub, checkpoint: Path, tm
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
+def test_two_at_once_fetch_each_file_once(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "wq_cli", "pull", REPOSITORY, "--quiet"]
+    how = {"env": environment(hub, tmp_path), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, **how) for _ in range(2)]
+    folders = {process.communicate(timeout=60) for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    ((folder, said),) = folders
+    assert said == b""
+    assert len(hub.fetched(".safetensors")) == len(list(checkpoint.glob("model-*.safetensors")))
+    for file in Path(folder.decode().strip()).glob("*.safetensors"):
+        assert file.read_bytes() == (checkpoint / file.name).read_bytes()
+
+
 def test_damaged_pieces_are_thrown_away(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     shard = min(checkpoint.glob("model-*.safetensors"))
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"

@@ -48,11 +48,18 @@ def is_repository(source: str) -> bool:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of a checkpoint's safetensors files, those that are not there too."""
+    """Names of a checkpoint's safetensors files, those that are not there too.
+
+    Raises:
+        ModelError: Its index cannot be read.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ["model.safetensors"]
-    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"`{index}` does not say where the weights are", "remove its folder and pull again") from error
 
 
 def find(repository: str, revision: str | None = None) -> Path | None:

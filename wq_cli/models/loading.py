@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from wq_cli import device as devices
 from wq_cli.errors import DeviceError, ModelError
 from wq_cli.models import check_parts, family_of, hub, sizing
 
@@ -216,7 +217,7 @@ def load_weights(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, 
         )
     module, adapter, model_class = family_of(checkpoint.config.model_type)
     try:
-        with sizing.memory_errors(device, _how_to_fit(asked_device, dtype, weights)):
+        with devices.memory_errors(device, _how_to_fit(asked_device, dtype, weights)):
             model, told = getattr(transformers, model_class).from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
@@ -258,8 +259,8 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
 def memory_of(asked_device: str) -> tuple[int | None, int | None]:
     """(free, total) bytes of what `--device` names, all GPUs together for `multi`; None where unknown."""
     if asked_device != MULTI:
-        return sizing.memory(choose_device(asked_device))
-    of_each = [sizing.memory(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+        return devices.memory(choose_device(asked_device))
+    of_each = [devices.memory(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     return sum(free or 0 for free, _ in of_each), sum(total or 0 for _, total in of_each)
 
 
