@@ -225,3 +225,5 @@ def test_what_cannot_be_pulled(tmp_path: Path) -> None:
     )
     code, failure = wq(None, tmp_path, "pull", "llava-onevison-7b")
     assert code == 1 and "did you mean `llava-onevision-7b`" in failure["hint"]
+    code, failure = wq(None, tmp_path, "pull", "")
+    assert (code, failure["error"]) == (1, "there is no profile ``")
