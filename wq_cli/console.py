@@ -31,12 +31,15 @@ STAGE_LABELS = {
 
 
 def prepare_streams() -> None:
-    """Let every text pass: what an encoding lacks (cp1252, ASCII) is escaped, and closed streams swallow."""
+    """Let every text pass: what an encoding lacks (cp1252, ASCII) is escaped, and closed streams swallow.
+
+    On stdin it becomes surrogates, as in arguments, out of which `parse_text` reads UTF-8.
+    """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(getattr(sys, name), "reconfigure"):
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+            getattr(sys, name).reconfigure(errors="surrogateescape" if name == "stdin" else "backslashreplace")
 
 
 def abandon(stream: TextIO) -> None:

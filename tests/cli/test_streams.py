@@ -162,8 +162,16 @@ def test_narrow_terminals_lose_no_figure(columns: str) -> None:
 
 def test_a_question_in_a_locale_without_its_letters() -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = run("answer", "ask", "clip.mp4", "is there a pingüino 🐧?", "--json", **ascii_only)
-    assert json.loads(done.stdout)["prompt"] == "is there a pingüino 🐧?"
+    question = "is there a pingüino 🐧?"
+    done = run("answer", "ask", "clip.mp4", question, "--json", **ascii_only)
+    assert json.loads(done.stdout)["prompt"] == question
+    command = [sys.executable, str(FAKE), "answer", "ask", "clip.mp4", "-", "--json"]
+    for environment in (ascii_only, {"PYTHONIOENCODING": "ascii"}, {}):
+        whole = {**os.environ, **environment}
+        done = subprocess.run(command, input=question.encode(), capture_output=True, env=whole, timeout=60)
+        assert json.loads(done.stdout)["prompt"] == question
+    done = subprocess.run(command, input=b"a \xff dog", capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"bytes that cannot be decoded" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
