@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from wq_cli.errors import ModelError
+from wq_cli.errors import ModelError, first_line
 from wq_cli.models import family_of
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _explained(error: Exception, repository: str, revision: str | None) -> Model
             return ModelError(f"the hub refuses `{repository}` with status {status}", "try again later")
     if any(isinstance(cause, errors.HTTPError | errors.OfflineModeIsEnabled | ConnectionError) for cause in causes):
         return _not_here(repository)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = first_line(error)
     return ModelError(f"`{repository}` cannot be downloaded: {reason}", "what has come is kept, run `wq pull` again")
 
 

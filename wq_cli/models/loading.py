@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from wq_cli import device as devices
-from wq_cli.errors import DeviceError, ModelError
+from wq_cli.errors import DeviceError, ModelError, first_line
 from wq_cli.models import check_parts, family_of, hub, sizing
 
 if TYPE_CHECKING:
@@ -294,5 +294,4 @@ def wrap(module: str, adapter: str, model: Any, processor: Any) -> VideoModel:
 
 
 def _cannot_be_loaded(source: str, error: Exception) -> ModelError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return ModelError(f"`{source}` cannot be loaded: {reason}", REDO)
+    return ModelError(f"`{source}` cannot be loaded: {first_line(error)}", REDO)

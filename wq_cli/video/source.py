@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO
 
 from wq_cli.config import Limits
-from wq_cli.errors import VideoError
+from wq_cli.errors import VideoError, first_line
 
 _WEB_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
@@ -82,7 +82,8 @@ def _copy_of_web_file(address: str, max_bytes: int, timeout_seconds: float) -> B
                 raise VideoError(f"`{name}` broke off {response.length:,} bytes before its end", "try again")
             return copy
     except urllib.error.HTTPError as error:
-        raise VideoError(f"the server of `{name}` answers {error.code} {_first_line(error.reason)}".rstrip()) from None
+        answer = printable(first_line(error.reason))
+        raise VideoError(f"the server of `{name}` answers {error.code} {answer}".rstrip()) from None
     except urllib.error.URLError as error:
         raise VideoError(
             f"`{name}` cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
@@ -90,7 +91,7 @@ def _copy_of_web_file(address: str, max_bytes: int, timeout_seconds: float) -> B
     except http.client.IncompleteRead:
         raise VideoError(f"`{name}` broke off before its end", "try again") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise VideoError(f"`{name}` cannot be fetched: {_first_line(error)}") from None
+        raise VideoError(f"`{name}` cannot be fetched: {printable(first_line(error))}") from None
 
 
 class _WebRedirects(urllib.request.HTTPRedirectHandler):
@@ -102,11 +103,6 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
         if not _WEB_ADDRESS.match(newurl):
             raise VideoError(f"the server of `{printable(req.full_url)}` sends to `{printable(newurl)}`")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _first_line(reason: object) -> str:
-    """What a server or a library says, as far as one line of an error goes."""
-    return printable(next(iter(str(reason).splitlines()), "").rstrip(". "))
 
 
 def _copied(stream: BinaryIO, name: str, max_bytes: int) -> BinaryIO:
