@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COMMIT = "c0ffee" + "0" * 34
+TOKEN = "hf_granted"
 LARGE = ".safetensors"  # these are kept by the SHA-256 of their content, as git LFS does
 
 
@@ -22,18 +23,26 @@ class Hub:
 
     Attributes:
         models: Repository to the folder that it holds, all at the commit `COMMIT`, branch `main` and tag `v1`.
-        gated: Repository to the status that its files are refused with.
+        gated: Repository to the status that its files are refused with, unless the token is `TOKEN`.
+        stores_elsewhere: Large files come from another host name, as the real one's do.
         cut_after: Bytes after which the connection breaks, for each of the next requests for a large file.
         ignores_ranges: Sends whole files whatever is asked for.
         heard: (method, path, range) of every request.
+        tokens: (path, token) of every request that had one.
     """
 
     models: dict[str, Path] = field(default_factory=dict)
     gated: dict[str, int] = field(default_factory=dict)
     cut_after: list[int] = field(default_factory=list)
+    stores_elsewhere: bool = False
     ignores_ranges: bool = False
     heard: list[tuple[str, str, str | None]] = field(default_factory=list)
+    tokens: list[tuple[str, str]] = field(default_factory=list)
     address: str = ""
+
+    def files(self) -> list[Path]:
+        """Every file of every model."""
+        return [file for folder in self.models.values() for file in folder.rglob("*") if file.is_file()]
 
     def fetched(self, suffix: str) -> list[str | None]:
         """The ranges that were asked for of the files with a suffix, None for a whole file."""
@@ -47,9 +56,15 @@ def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
             hub.heard.append((self.command, path, self.headers["Range"]))
+            token = self.headers["Authorization"]
+            if token:
+                hub.tokens.append((path, token))
+            if path.startswith("/stored/"):
+                return self.answer_file(next(file for file in hub.files() if oid(file) == path.split("/")[2]))
             parts = path.removeprefix("/api/models").strip("/").split("/")
             repository, rest = "/".join(parts[:2]), parts[2:]
-            if repository in hub.gated and (self.command == "HEAD" or rest[:1] == ["resolve"]):
+            is_granted = token == f"Bearer {TOKEN}"
+            if repository in hub.gated and not is_granted and (self.command == "HEAD" or rest[:1] == ["resolve"]):
                 return self.refuse(hub.gated[repository], "GatedRepo")
             if repository not in hub.models:
                 # Without a token the real one tells nobody which private repositories there are.
@@ -64,9 +79,28 @@ def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
                 names = [{"rfilename": str(file.relative_to(folder))} for file in files]
                 return self.answer_json({"id": repository, "sha": COMMIT, "siblings": names})
             file = folder.joinpath(*rest[2:])
-            return self.answer_file(file) if file in files else self.refuse(404, "EntryNotFound")
+            if file not in files:
+                return self.refuse(404, "EntryNotFound")
+            if hub.stores_elsewhere and file.suffix == LARGE:
+                return self.redirect(file)
+            self.answer_file(file)
 
         do_HEAD = do_GET
+
+        def redirect(self, file: Path) -> None:
+            elsewhere = hub.address.replace("127.0.0.1", "localhost")
+            self.send_response(302)
+            for name, value in self.headers_of(file).items():
+                self.send_header(name, value)
+            self.send_header("Location", f"{elsewhere}/stored/{oid(file)}/{file.name}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def headers_of(self, file: Path) -> dict[str, str]:
+            headers = {"ETag": f'"{oid(file)}"', "X-Repo-Commit": COMMIT}
+            if file.suffix == LARGE:
+                headers |= {"X-Linked-Etag": f'"{oid(file)}"', "X-Linked-Size": str(file.stat().st_size)}
+            return headers
 
         def refuse(self, status: int, code: str) -> None:
             self.send_response(status)
@@ -79,9 +113,7 @@ def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
 
         def answer_file(self, file: Path) -> None:
             data = file.read_bytes()
-            headers = {"ETag": f'"{oid(file)}"', "X-Repo-Commit": COMMIT}
-            if file.suffix == LARGE:
-                headers |= {"X-Linked-Etag": f'"{oid(file)}"', "X-Linked-Size": str(len(data))}
+            headers = self.headers_of(file)
             asked = self.headers["Range"]
             if not asked or hub.ignores_ranges or self.command == "HEAD":
                 return self.answer(200, data, headers, may_be_cut=file.suffix == LARGE)

@@ -83,10 +83,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of a pipe went away: end quietly, with Typer's own code for it
-        console.abandon_stdout()
+        console.abandon(sys.stdout)
     except OSError as error:
         console.show_error(f"cannot write to stdout: {(error.strerror or str(error)).lower()}", None)
-        console.abandon_stdout()
+        console.abandon(sys.stdout)
     return 1
 
 

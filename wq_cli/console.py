@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from wq_cli.results import AskResult
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Room for the figures of every table.
+_TABLE_COLUMNS = 80
 STAGE_LABELS = {
     "load": "loading the model",
     "download": "downloading",
@@ -30,17 +31,20 @@ STAGE_LABELS = {
 
 
 def prepare_streams() -> None:
-    """Let every text pass: what an encoding lacks (cp1252, ASCII) is escaped, and closed streams swallow."""
+    """Let every text pass: what an encoding lacks (cp1252, ASCII) is escaped, and closed streams swallow.
+
+    On stdin it becomes surrogates, as in arguments, out of which `parse_text` reads UTF-8.
+    """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(getattr(sys, name), "reconfigure"):
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+            getattr(sys, name).reconfigure(errors="surrogateescape" if name == "stdin" else "backslashreplace")
 
 
-def abandon_stdout() -> None:
-    """Send what is left for stdout nowhere, so that closing it at exit stays quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def abandon(stream: TextIO) -> None:
+    """Send what is left for a stream nowhere, so that closing it at exit stays quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def printable(text: str) -> str:
@@ -63,8 +67,20 @@ def _console(stderr: bool) -> Console:
     return Quiet(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def _literal(renderable: RenderableType) -> RenderableType:
-    return printable(renderable) if isinstance(renderable, str) else renderable
+def _show(console: Console, renderable: RenderableType) -> None:
+    """Print text literally, and lines of it and tables of figures whole: a terminal that is too narrow breaks them."""
+    from rich.table import Table
+
+    if isinstance(renderable, str):  # a path in it may be what another program reads
+        console.print(printable(renderable), soft_wrap=True)
+        return
+    width = console.width
+    if isinstance(renderable, Table) and renderable.box:
+        console.width = max(width, _TABLE_COLUMNS)
+    try:
+        console.print(renderable)
+    finally:
+        console.width = width
 
 
 class Screen:
@@ -89,12 +105,17 @@ class Screen:
 
     def result(self, renderable: RenderableType) -> None:
         """Print a table or a map that is the result."""
-        self.stdout.print(_literal(renderable))
+        _show(self.stdout, renderable)
 
     def say(self, renderable: RenderableType) -> None:
-        """Print what accompanies the result."""
-        if not self.quiet:
-            self.stderr.print(_literal(renderable))
+        """Print what accompanies the result, which still counts where nobody takes this."""
+        if self.quiet:
+            return
+        try:
+            _show(self.stderr, renderable)
+        except OSError:
+            self.quiet = True
+            abandon(sys.stderr)
 
     def notice(self, text: str) -> None:
         """Print one thing the user should know."""
@@ -108,9 +129,12 @@ def show_error(message: str, hint: str | None) -> None:
     from rich.text import Text
 
     console = _console(stderr=True)
-    console.print(Text.assemble(("error: ", "bold red"), printable(message)), soft_wrap=True)
-    if hint:
-        console.print(Text.assemble("\n", ("hint: ", "cyan"), printable(hint)), soft_wrap=True)
+    try:
+        console.print(Text.assemble(("error: ", "bold red"), printable(message)), soft_wrap=True)
+        if hint:
+            console.print(Text.assemble("\n", ("hint: ", "cyan"), printable(hint)), soft_wrap=True)
+    except OSError:  # the exit code tells it too
+        abandon(sys.stderr)
 
 
 class Listener:
@@ -122,10 +146,10 @@ class Listener:
         screen: Where to show it.
         on_prepared: Called with everything known before the answer.
         stream: Print tokens to stdout as they come.
-        outlives_streams: Let the run go on when stdout or stderr takes no more: a file still waits for the result.
+        outlives_stdout: Let the run go on when stdout takes no more: a file still waits for the result.
 
     Attributes:
-        lost: Why a stream took no more, to be raised at the end.
+        lost: Why stdout took no more, to be raised at the end.
     """
 
     def __init__(
@@ -133,12 +157,12 @@ class Listener:
         screen: Screen,
         on_prepared: Callable[[AskResult], None] | None = None,
         stream: bool = False,
-        outlives_streams: bool = False,
+        outlives_stdout: bool = False,
     ) -> None:
         self._screen = screen
         self._on_prepared = on_prepared
         self._stream = stream
-        self._outlives_streams = outlives_streams
+        self._outlives_stdout = outlives_stdout
         self.lost: OSError | None = None
         self._block: Progress | None = None
         self._task: TaskID | None = None
@@ -172,23 +196,17 @@ class Listener:
     def prepared(self, result: AskResult) -> None:
         if self._on_prepared:
             self._end_block()
-            with self._losing_streams():
-                self._on_prepared(result)
+            self._on_prepared(result)
 
     def token(self, text: str) -> None:
         if not self._stream or self.lost:
             return
         self._end_block()
-        with self._losing_streams():
-            self._line_is_open = True
-            print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-    @contextmanager
-    def _losing_streams(self) -> Iterator[None]:
+        self._line_is_open = True
         try:
-            yield
+            print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
         except OSError as error:
-            if not self._outlives_streams:
+            if not self._outlives_stdout:
                 raise
             self._line_is_open, self.lost = False, error
 

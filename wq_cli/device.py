@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from wq_cli.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +87,39 @@ def free_bytes(device: torch.device) -> int:
     allocated = torch.cuda.memory_allocated(device)
     share = int(total * torch.cuda.get_per_process_memory_fraction(device))
     return min(free + torch.cuda.memory_reserved(device) - allocated, share - allocated)
+
+
+def memory(device: torch.device) -> tuple[int | None, int | None]:
+    """(free, total) bytes of a device, or of the machine for a CPU; None where the system does not tell."""
+    if device.type == "cuda":
+        return free_bytes(device), torch.cuda.mem_get_info(device)[1]
+    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None, None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:  # what could be had without swapping, the pages that only cache files included
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None, total
+    return free, total
+
+
+@contextmanager
+def memory_errors(device: torch.device, hint: str) -> Iterator[None]:
+    """Running out of memory becomes one line that says what to lower.
+
+    Raises:
+        DeviceError: The block ran out of memory.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        of_cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+        if not of_cpu and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        free, total = memory(device)
+        known = "" if free is None or total is None else f": {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+        raise DeviceError(f"`{device}` ran out of memory{known}", hint) from error
 
 
 def reset_peak(device: torch.device) -> None:

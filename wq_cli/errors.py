@@ -44,6 +44,12 @@ class DeviceError(WqError):
     """The device is missing or ran out of memory."""
 
 
+def first_line(reason: object) -> str:
+    """What a library or a server says, as far as one line of an error goes; an exception without words has a name."""
+    nameless = type(reason).__name__ if isinstance(reason, BaseException) else ""
+    return (str(reason).strip().splitlines() or [nameless])[0].rstrip(". ")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is in no registry: the nearest match and the whole list."""
     known = list(known)

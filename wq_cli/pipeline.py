@@ -365,11 +365,11 @@ def _timed_read(video: str, settings: Settings, profile: Profile, is_over: Event
 
 def memory_errors(device: torch.device, frames: int, settings: Settings) -> AbstractContextManager[None]:
     """An out-of-memory error of the device becomes one line that says what to lower."""
-    from wq_cli.models import sizing
+    from wq_cli import device as devices
 
     lower = f"lower `--frames` (now {frames}), `max_side` in the profile, `--bits` or `--max-new-tokens`"
     more = "a narrower `--dtype`" if settings.runtime.weights == "4bit" else "`--weights 4bit`, a narrower `--dtype`"
-    return sizing.memory_errors(device, f"{lower}; {more} or `--device multi` leave more room")
+    return devices.memory_errors(device, f"{lower}; {more} or `--device multi` leave more room")
 
 
 def calibrated_sensitivity(profile: Profile, model: VideoModel, settings: Settings) -> Sequence[float] | None:

@@ -166,7 +166,7 @@ def default_name() -> str:
     """The profile in use when none is named."""
     try:
         return choice_file().read_text(encoding="utf-8").strip() or FALLBACK
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return FALLBACK
 
 
@@ -248,7 +248,7 @@ def find(name: str | None) -> Path:
     Raises:
         ProfileError: There is none; the hint lists the known names and the nearest one.
     """
-    wanted = name or default_name()
+    wanted = default_name() if name is None else name
     if _is_path(wanted):
         return Path(wanted)
     known = _catalogue()

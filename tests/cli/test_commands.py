@@ -90,12 +90,11 @@ def test_doctor_names_versions_device_and_backend(
 
 
 def test_doctor_says_which_profiles_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from wq_cli import profile
-    from wq_cli.models import sizing
+    from wq_cli import device, profile
 
     chosen = [profile.load(name) for name in ("demo", "llava-onevision-0.5b", "llava-onevision-7b", "llava-1.5-13b")]
     monkeypatch.setattr(profile, "valid", lambda: chosen)
-    monkeypatch.setattr(sizing, "memory", lambda device: (8 * 2**30, 16 * 2**30))
+    monkeypatch.setattr(device, "memory", lambda device: (8 * 2**30, 16 * 2**30))
     shown = ran_json(capsys, "doctor", "--device", "cpu", "--dtype", "bfloat16")
     rows = {row["name"]: row for row in shown["fits"]}
     # 196 tokens a frame, 2 (keys, values) x 28 layers x 4 heads x 128 numbers of 2 bytes a token.
@@ -143,6 +142,19 @@ def test_a_picture_that_is_no_png_is_refused_before_the_work(
         f"error: `{target}` cannot be drawn: pictures are PNG\n\nhint: `{tmp_path / 'map.png'}` can\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["ask", "VIDEO", "q", "-o"], ["inspect", "VIDEO", "--prompt", "q", "--png"], ["bench", "--video", "VIDEO", "-o"]],
+)
+def test_the_video_is_not_written_over(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video, link = tmp_path / "clip.png", tmp_path / "same.png"
+    video.write_bytes(b"precious")
+    link.symlink_to(video)
+    assert main([str(video) if word == "VIDEO" else word for word in line] + [str(link)]) == 1
+    assert capsys.readouterr().err == f"error: `{link}` is the video itself\n\nhint: write to another file\n"
+    assert video.read_bytes() == b"precious"
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def test_a_policy_without_scores_says_so() -> None:
     windows = tuple(replace(window, similarity=None, relevance=None) for window in result.windows[0])
     lines = drawn(replace(result, windows=(windows,)), 80)
     assert "not scored by policy windowquant" in lines[0]
+    few = tuple(replace(window, relevance=None) for window in result.windows[0])
+    assert "too few windows to compare" in drawn(replace(result, windows=(few,)), 80)[0]
 
 
 def frames(count: int, height: int, width: int) -> np.ndarray:

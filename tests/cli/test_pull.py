@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, Hub, serving
+from hub_server import COMMIT, TOKEN, Hub, oid, serving
 from small_videos import make
 from tiny_models import llava_onevision
 
@@ -126,9 +126,20 @@ def test_a_run_that_was_ended_goes_on_in_the_next(hub: Hub, checkpoint: Path, tm
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def test_damaged_pieces_are_thrown_away(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    from hub_server import oid
+def test_two_at_once_fetch_each_file_once(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "wq_cli", "pull", REPOSITORY, "--quiet"]
+    how = {"env": environment(hub, tmp_path), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, **how) for _ in range(2)]
+    folders = {process.communicate(timeout=60) for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    ((folder, said),) = folders
+    assert said == b""
+    assert len(hub.fetched(".safetensors")) == len(list(checkpoint.glob("model-*.safetensors")))
+    for file in Path(folder.decode().strip()).glob("*.safetensors"):
+        assert file.read_bytes() == (checkpoint / file.name).read_bytes()
 
+
+def test_damaged_pieces_are_thrown_away(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     shard = min(checkpoint.glob("model-*.safetensors"))
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
     blobs.mkdir(parents=True)
@@ -179,12 +190,31 @@ def test_each_refusal_has_its_own_line(hub: Hub, checkpoint: Path, tmp_path: Pat
     assert hub.fetched(".safetensors") == []
 
 
+def test_a_token_opens_a_gated_model_and_goes_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+    hub.gated, hub.stores_elsewhere, hub.cut_after = {REPOSITORY: 401}, True, [CUT_BYTES]
+    assert wq(hub, tmp_path, "pull", REPOSITORY, HF_TOKEN="hf_other")[0] == 1
+    assert wq(hub, tmp_path, "pull", REPOSITORY, HF_TOKEN=TOKEN)[0] == 0
+    stored = [path for _, path, _ in hub.heard if path.startswith("/stored/")]
+    assert len(stored) > 1 and f"bytes={CHUNK_BYTES}-" in hub.fetched(".safetensors")
+    assert not any(path in stored for path, _ in hub.tokens)
+    assert any(path.startswith(f"/{REPOSITORY}/resolve") for path, _ in hub.tokens)
+
+
 def test_no_hub_at_all(tmp_path: Path) -> None:
     expected = (1, f"`{REPOSITORY}` is not on this computer and the hub cannot be reached")
     code, failure = wq(None, tmp_path, "pull", REPOSITORY, HF_ENDPOINT="http://127.0.0.1:9")
     assert (code, failure["error"]) == expected
     code, failure = wq(None, tmp_path, "pull", REPOSITORY, code=NO_SOCKETS, HF_HUB_OFFLINE="1")
     assert (code, failure["error"]) == expected
+
+
+def test_the_folder_is_one_line_for_other_programs(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / ("long " * 30)
+    command = [sys.executable, "-m", "wq_cli", "pull", REPOSITORY]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(hub, home), timeout=60)
+    folder = home / "hub" / "models--some--model" / "snapshots" / COMMIT
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n")
+    assert done.stderr.splitlines()[-1].endswith(f'ready: wq ask VIDEO "what happens?" --model {REPOSITORY}')
 
 
 def test_what_cannot_be_pulled(tmp_path: Path) -> None:
@@ -195,3 +225,5 @@ def test_what_cannot_be_pulled(tmp_path: Path) -> None:
     )
     code, failure = wq(None, tmp_path, "pull", "llava-onevison-7b")
     assert code == 1 and "did you mean `llava-onevision-7b`" in failure["hint"]
+    code, failure = wq(None, tmp_path, "pull", "")
+    assert (code, failure["error"]) == (1, "there is no profile ``")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import results_by_hand as by_hand
 
 if sys.platform == "win32":
     pytest.skip("needs pseudo-terminals", allow_module_level=True)
@@ -138,6 +139,39 @@ def test_files_are_written_though_nobody_reads_the_streams(line: list[str], opti
     document = json.loads(target.read_text())
     assert document["command"] == line[0] and document.get("answer", ANSWER) == ANSWER
     assert picture.exists() == bool(more)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("mode", ["answer", "video-error"])
+def test_the_answer_comes_though_nothing_can_be_said_beside_it(mode: str) -> None:
+    command = [sys.executable, str(FAKE), mode, "ask", "clip.mp4", "q", "--verbose"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    expected = (0, ANSWER + "\n") if mode == "answer" else (1, "")
+    assert (done.returncode, done.stdout.decode()) == expected
+
+
+@pytest.mark.parametrize("columns", ["1", "20", "60", "80"])
+def test_narrow_terminals_lose_no_figure(columns: str) -> None:
+    said = run("answer", "ask", "clip.mp4", "q", COLUMNS=columns).stderr.decode()
+    for window in by_hand.ask_result().windows:
+        assert f"{window.start_seconds:.1f}–{window.end_seconds:.1f} s" in said
+        assert window.similarity is None or f"{window.similarity:.4f}" in said
+    assert "…" not in said
+
+
+def test_a_question_in_a_locale_without_its_letters() -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    question = "is there a pingüino 🐧?"
+    done = run("answer", "ask", "clip.mp4", question, "--json", **ascii_only)
+    assert json.loads(done.stdout)["prompt"] == question
+    command = [sys.executable, str(FAKE), "answer", "ask", "clip.mp4", "-", "--json"]
+    for environment in (ascii_only, {"PYTHONIOENCODING": "ascii"}, {}):
+        whole = {**os.environ, **environment}
+        done = subprocess.run(command, input=question.encode(), capture_output=True, env=whole, timeout=60)
+        assert json.loads(done.stdout)["prompt"] == question
+    done = subprocess.run(command, input=b"a \xff dog", capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"bytes that cannot be decoded" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

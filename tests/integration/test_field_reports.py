@@ -12,10 +12,10 @@ import torch
 from small_videos import make
 from tiny_models import llava_onevision
 
-from wq_cli import engine, pipeline
+from wq_cli import device, engine, pipeline
 from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
 from wq_cli.errors import DeviceError
-from wq_cli.models import base, sizing
+from wq_cli.models import base
 from wq_cli.models.llava_onevision import LlavaOnevision
 from wq_cli.results import AskResult
 
@@ -99,7 +99,7 @@ def test_d9_out_of_memory_is_one_line_and_the_next_run_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "prefill", full)
-        patch.setattr(sizing, "memory", lambda device: (2**29, 2**33))
+        patch.setattr(device, "memory", lambda device: (2**29, 2**33))
         with pytest.raises(DeviceError) as caught:
             pipeline.ask(clip, "q", settings, Silent())
     assert caught.value.message == "`cpu` ran out of memory: 0.5 of 8.0 GiB are free"

@@ -20,12 +20,17 @@ from tiny_models import llava_onevision
 if sys.platform == "win32":
     pytest.skip("has no SIGINT for one process", allow_module_level=True)
 
-# `wq` that tells on stderr which stage begins.
+# `wq` that tells on stderr which stage begins, and waits at the beginning of one that would be over too soon.
 TELLING = """
-import sys
+import sys, time
 from wq_cli import console
 from wq_cli.app import main
-console.Listener.stage = lambda self, name, total=None: print("STAGE", name, file=sys.stderr, flush=True)
+waits_at = sys.argv.pop(1)
+def stage(self, name, total=None):
+    print("STAGE", name, file=sys.stderr, flush=True)
+    if name == waits_at:
+        time.sleep(10)
+console.Listener.stage = stage
 sys.exit(main(sys.argv[1:]))
 """
 # More than any of the stages takes to notice, less than decoding the clip.
@@ -61,10 +66,22 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", ["load", "decode"])
 def test_control_c_does_not_wait_for_the_decoder(stage: str, long: Path, model: Path, tmp_path: Path) -> None:
+    interrupt(stage, "nowhere", long, model, tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["encode", "generate"])
+def test_control_c_after_decoding(stage: str, model: Path, tmp_path: Path) -> None:
+    clip = make(tmp_path / "a.mp4", n=8)
+    interrupt(stage, stage, clip, model, tmp_path)
+
+
+def interrupt(stage: str, waits_at: str, video: Path, model: Path, tmp_path: Path) -> None:
+    """Ctrl-C shortly after a stage began, and what must be left."""
+    before = set(tmp_path.iterdir())
     target = tmp_path / "answer.json"
-    line = ["ask", str(long), "what happens?", "--model", str(model), "--frames", "4", "--json", "-o", str(target)]
+    line = ["ask", str(video), "what happens?", "--model", str(model), "--frames", "4", "--json", "-o", str(target)]
     process = subprocess.Popen(
-        [sys.executable, "-c", TELLING, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", TELLING, waits_at, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout and process.stderr
     while (said := process.stderr.readline()) != f"STAGE {stage}\n":
@@ -77,4 +94,4 @@ def test_control_c_does_not_wait_for_the_decoder(stage: str, long: Path, model: 
     assert process.returncode == 130
     assert err == "error: interrupted\n"
     assert json.loads(out)["exit_code"] == 130
-    assert list(tmp_path.iterdir()) == []
+    assert set(tmp_path.iterdir()) == before

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hub_server import Hub, serving
 from tiny_models import llava_onevision
 
 from wq_cli.errors import ModelError
@@ -72,36 +70,10 @@ def test_e12_offline_opens_no_socket(folder: Path, tmp_path: Path) -> None:
     ]
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the hub does: `gated/...` is gated, all else does not exist."""
-
-    seen: list[str]
-
-    def do_GET(self) -> None:
-        self.seen.append(self.path)
-        is_gated = self.path.startswith(("/gated/", "/api/models/gated/"))
-        self.send_response(403 if is_gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if is_gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    Hub.seen = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path: Path) -> None:
-    found = load_all(tmp_path, "./nope", "nope/nope", "gated/model", "/no/such/nope", HF_ENDPOINT=hub)
+def test_e13_missing_folder_misspelt_and_gated_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    with serving(Hub({"some/model": folder, "gated/model": folder}, gated={"gated/model": 403})) as hub:
+        sources = ("./nope", "nope/nope", "gated/model", "/no/such/nope", "some/model")
+        found = load_all(tmp_path, *sources, HF_ENDPOINT=hub.address)
     assert found == [
         ["`./nope` is not a model folder", "a model folder holds a `config.json`"],
         ["there is no model `nope/nope` on the hub", "check the spelling (a private one needs `hf auth login`)"],
@@ -110,9 +82,11 @@ def test_e13_missing_folder_misspelt_and_gated_are_told_apart(hub: str, tmp_path
             "ask for it at https://huggingface.co/gated/model with your account",
         ],
         ["`/no/such/nope` is not a model folder", "a model folder holds a `config.json`"],
+        "llava_onevision",  # downloaded on first use
     ]
-    assert any("/nope/nope" in path for path in Hub.seen)
-    assert not any("such" in path or "./" in path for path in Hub.seen), "what looks like a path is never asked for"
+    seen = [path for _, path, _ in hub.heard]
+    assert any("/nope/nope" in path for path in seen)
+    assert not any("such" in path or "./" in path for path in seen), "what looks like a path is never asked for"
 
 
 def test_b17_no_chat_template(folder: Path, tmp_path: Path) -> None:
@@ -136,6 +110,45 @@ def test_weights_that_would_run_code_are_not_read(folder: Path, tmp_path: Path) 
     weights.unlink()
     with pytest.raises(ModelError, match="cannot be loaded"):
         loading.load(str(copy), CPU, "auto")
+
+
+def test_half_a_file_of_weights(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (weights,) = copy.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        loading.load(str(copy), CPU, "auto")
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_refused"),
+    [("layers.1.mlp.up_proj.weight", True), ("image_newline", True), ("post_layernorm.weight", False)],
+)
+def test_weights_that_are_missing_are_not_made_up(folder: Path, tmp_path: Path, ending: str, is_refused: bool) -> None:
+    """transformers fills them with random numbers; of a tower some checkpoints of the hub lack what is never used."""
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (weights,) = copy.glob("*.safetensors")
+    held = load_file(weights)
+    (key,) = (name for name in held if name.endswith(ending))
+    save_file({name: tensor for name, tensor in held.items() if name != key}, weights, {"format": "pt"})
+    if is_refused:
+        with pytest.raises(ModelError, match=rf"lacks weights: `[\w.]*{ending}` and 0 more"):
+            loading.load(str(copy), CPU, "auto")
+    else:
+        assert loading.load(str(copy), CPU, "auto").model_type == "llava_onevision"
+
+
+def test_packages_that_a_processor_needs_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def lacks(*_: object, **__: object) -> None:
+        raise ImportError("SmolVLMProcessor requires the num2words library\nbut it was not found")
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lacks)
+    with pytest.raises(ModelError, match=r"requires the num2words library$"):
+        loading.load(str(folder), CPU, "auto")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import torch
 import transformers
 from tiny_qwen_vl import PATCH, configs
 
-from wq_cli import decoding, engine, profile
+from wq_cli import decoding, engine, profile, room
 from wq_cli.bench import random_weights
 from wq_cli.config import Generation, Quantization, Runtime, Settings
-from wq_cli.models import FAMILIES
+from wq_cli.errors import UsageError
+from wq_cli.models import FAMILIES, sizing
 from wq_cli.profile import Profile
 
 # Parameters that the hub counts in the safetensors files of each repository.
@@ -45,11 +46,29 @@ def test_architecture_has_the_published_number_of_parameters(name: str, monkeypa
     model = random_weights.build(chosen, Settings(runtime=Runtime(dtype="float32")))
     assert sum(parameter.numel() for parameter in model.model.parameters()) == PUBLISHED[name]
     assert model.model_type == chosen.model_type
+    # Its own number of frames has room, with the text between them, a question and the longest answer.
+    cost = sizing.VisualCost.of(model, np.zeros((2, 432, 768, 3), np.uint8), np.arange(2.0))
+    text = model.words_between * chosen.frames + 100
+    assert cost.tokens(chosen.frames) + text + Generation().max_new_tokens <= room.context(model.text_config)[0]
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("qwen2-vl-7b", 405), ("qwen2.5-vl-7b", 405), ("qwen3-vl-8b", 336)])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("internvl3-8b", 2 * 256),
+        ("llava-1.5-7b", 2 * 576),
+        ("llava-1.6-vicuna-7b", 2 * 577),
+        ("llava-next-video-7b", 2 * 144),
+        ("llava-onevision-7b", 2 * 196 + 1),
+        ("qwen2-vl-7b", 405),
+        ("qwen2.5-vl-7b", 405),
+        ("qwen3-vl-8b", 336),
+        ("smolvlm2-2.2b", 2 * 81),
+        ("smolvlm2-500m", 2 * 64),
+    ],
+)
 def test_visual_tokens_of_a_pair_of_frames(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/models.md says, told without weights: 432 x 768 in whole squares of 28 or 32 pixels."""
+    """What docs/models.md says, told without weights: for Qwen, 432 x 768 in whole squares of 28 or 32 pixels."""
     monkeypatch.setattr(random_weights.loading, "choose_device", lambda asked: torch.device("meta"))
     model = random_weights.build(profile.load(name), Settings(runtime=Runtime(dtype="float32")))
     assert len(model.frame_of_tokens(np.zeros((2, 432, 768, 3), dtype=np.uint8), np.arange(2.0))) == tokens
@@ -75,3 +94,9 @@ def test_a_run_over_random_weights(family: str) -> None:
     state = engine.prefill(model, engine.prepare(model, [prompt], Quantization(), room=4))
     assert len(list(decoding.decode(model, state, Generation(max_new_tokens=4)))) == 4
     assert state.cache.visual_bits < 16
+
+
+@pytest.mark.parametrize("how", [{"weights": "4bit"}, {"device": "multi"}])
+def test_options_that_random_weights_do_not_follow_are_refused(how: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="full weights on one device"):
+        random_weights.build(profile.load("llava-onevision-0.5b"), Settings(runtime=Runtime(**how)))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tiny_families import MAKERS
 from tiny_models import llava_onevision
 from tiny_qwen_vl import qwen_vl
 
-from wq_cli import pipeline
+from wq_cli import device, pipeline
 from wq_cli.config import Generation, Runtime, Sampling, Settings
 from wq_cli.errors import DeviceError, WqError
 from wq_cli.models import loading, sizing
@@ -97,7 +97,7 @@ def test_too_many_frames_are_refused_before_the_weights_are_read(
 def test_weights_larger_than_the_free_memory_are_told_before_they_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing, "memory", lambda device: (2**10, 2**33))
+    monkeypatch.setattr(device, "memory", lambda device: (2**10, 2**33))
     heard = Heard()
     checkpoint = loading.open_checkpoint(str(folder))
     pipeline.load_model(checkpoint, Settings(), heard)
@@ -105,7 +105,7 @@ def test_weights_larger_than_the_free_memory_are_told_before_they_are_read(
     assert "`cpu` has 0.0 GiB free" not in notice and "0.0 GiB free" in notice
     for way in ("`--dtype bfloat16`", "`--weights 4bit`", "a smaller model"):
         assert way in notice
-    monkeypatch.setattr(sizing, "memory", lambda device: (2**33, 2**33))
+    monkeypatch.setattr(device, "memory", lambda device: (2**33, 2**33))
     assert loading.room_notice(checkpoint, "cpu", "auto", "full") is None
 
 
@@ -133,7 +133,7 @@ def test_out_of_memory_while_loading_says_what_to_lower(
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), sizing.memory_errors(torch.device("cpu"), ""):
+    with pytest.raises(RuntimeError, match="shapes"), device.memory_errors(torch.device("cpu"), ""):
         raise RuntimeError("shapes do not match")
 
 
@@ -166,5 +166,5 @@ def test_extras_that_are_not_installed(
 
 
 def test_free_memory_is_what_the_system_says() -> None:
-    free, total = sizing.memory(torch.device("cpu"))
+    free, total = device.memory(torch.device("cpu"))
     assert free is not None and total is not None and 0 < free < total

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wq_cli import profile
-from wq_cli.errors import ProfileError
+from wq_cli.errors import ProfileError, WqError
 
 MINIMAL = "name: mine\ndescription: for tests\nmodel: ./weights\n"
 
@@ -59,6 +59,23 @@ def test_use_remembers_the_default(home: Path) -> None:
     assert profile.default_name() == "demo"
     profile.use("llava-onevision-7b")
     assert profile.load().name == "llava-onevision-7b"
+
+
+def test_a_folder_for_settings_that_cannot_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("WQ_CONFIG_HOME", str(home / "file"))
+    assert profile.default_name() == "demo"
+    with pytest.raises(WqError, match="cannot make the folder"):
+        profile.use("demo")
+
+
+def test_what_is_remembered_replaces_what_was_and_leaves_the_rest(home: Path) -> None:
+    path = write(home, MINIMAL + "sensitivity:\n- 0.1\n- 0.2\n# of the frames\nframes: 8\n")
+    profile.remember(profile.load("mine"), "sensitivity", (0.25, 1.0))
+    assert path.read_text() == MINIMAL + "# of the frames\nframes: 8\nsensitivity: [0.25, 1.0]\n"
+    profile.remember(profile.load("demo"), "sensitivity", (0.5,))
+    assert profile.load("demo").sensitivity == (0.5,)
+    assert profile.load("demo").path == home / "profiles" / "demo.yaml"
 
 
 def test_use_refuses_what_cannot_be_loaded(home: Path) -> None:

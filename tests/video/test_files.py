@@ -19,7 +19,7 @@ from PIL import Image, features
 from small_videos import error_of, make, number_of, numbered, numbers
 
 from wq_cli.config import Limits, Sampling
-from wq_cli.errors import UsageError
+from wq_cli.errors import UsageError, VideoError
 from wq_cli.video import probe, read, source
 from wq_cli.video.container import decoder, open_container, size_check
 
@@ -78,6 +78,16 @@ def test_largest_of_several_video_streams(tmp_path: Path) -> None:
     clip = read(path, FIVE, default_frames=8)
     assert clip.frames.shape[1:3] == (64, 96)
     assert numbers(clip.frames) == EVERY_SECOND
+    assert clip.notices == ("the file holds 2 video streams: one of 96x64 is read",)
+
+
+def test_a_broadcast_whose_stream_changes_its_number(tmp_path: Path) -> None:
+    """What comes after is another stream; that it is left out is said."""
+    pieces = [make(tmp_path / f"{pid}.ts", mux={"mpegts_start_pid": str(pid)}).read_bytes() for pid in (256, 512)]
+    (tmp_path / "a.ts").write_bytes(b"".join(pieces))
+    clip = read(tmp_path / "a.ts", FIVE, default_frames=8)
+    assert numbers(clip.frames) == EVERY_SECOND
+    assert clip.notices == ("the file holds 2 video streams: one of 96x64 is read",)
 
 
 def test_sound_beside_the_picture(tmp_path: Path) -> None:
@@ -182,7 +192,41 @@ def test_a31_single_pictures(tmp_path: Path, suffix: str) -> None:
 def test_animated_avif(tmp_path: Path) -> None:
     pictures = [Image.fromarray(numbered(i)) for i in range(6)]
     pictures[0].save(tmp_path / "a.avif", save_all=True, append_images=pictures[1:], duration=100, quality=95)
-    assert numbers(read(tmp_path / "a.avif", Sampling(frames=6), default_frames=8).frames) == list(range(6))
+    clip = read(tmp_path / "a.avif", Sampling(frames=6), default_frames=8)
+    assert numbers(clip.frames) == list(range(6)) and clip.notices == ()
+
+
+@pytest.mark.skipif(not features.check("webp"), reason="Pillow without WebP")
+def test_animated_webp(tmp_path: Path) -> None:
+    """Pictures of different lengths, half of each see-through."""
+    path, lengths = tmp_path / "a.webp", [100, 300, 50, 250, 100, 200]
+    pictures = [Image.fromarray(np.dstack([numbered(i), np.full((64, 96), 255, np.uint8)])) for i in range(6)]
+    for picture in pictures:
+        picture.paste((255, 0, 0, 0), (0, 0, 96, 30))
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=lengths, lossless=True)
+    clip = read(path, Sampling(frames=6), default_frames=8)
+    assert numbers(clip.frames) == list(range(6)) and clip.notices == ()
+    assert clip.pts_seconds == pytest.approx(np.cumsum([0, *lengths[:-1]]) / 1000)
+    assert clip.info.duration_seconds == pytest.approx(1)
+    assert (clip.frames[:, :29] == 255).all(), "what is transparent is white"
+    # Middles of two halves of a second: pictures 1 (0.1 to 0.4 s) and 4 (0.7 to 0.8 s).
+    assert numbers(read(path, Sampling(frames=2), default_frames=8).frames) == [1, 4]
+    small = read(path, Sampling(frames=2, start=0.4), default_frames=8, max_side=48)
+    assert small.frames.shape == (2, 32, 48, 3)
+    assert "holds more than 5 frames" in error_of(path, limits=Limits(max_frames_walked=5)).message
+    assert "are larger than" in error_of(path, limits=Limits(max_pixels=100)).message
+
+    whole = path.read_bytes()
+    path.write_bytes(whole[:24] + b"\xff" * 6 + whole[30:])  # width and height
+    assert error_of(path).message == f"`{path}` is larger than Pillow opens"
+    for share in (0.02, 0.1, 0.5, 0.9):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        try:
+            cut = read(path, Sampling(frames=6), default_frames=8)
+        except VideoError as error:
+            assert "incomplete" in error.message or "can be decoded" in error.message
+        else:
+            assert numbers(cut.frames) == list(range(len(cut.frames))) and cut.notices
 
 
 def test_a32_four_kinds_of_bad_input_have_four_messages(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 from small_videos import error_of, numbered, numbers
 
 from wq_cli.config import Limits, Sampling
@@ -74,6 +74,12 @@ def test_folder_with_every_kind_of_pixel(tmp_path: Path, mode: str) -> None:
     assert picture.shape == (8, 8, 3)
     if mode != "1":
         assert np.abs(picture.astype(int) - 200).max() <= 1
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_folder_of_what_phones_and_browsers_save(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", ["1.avif", "2.jfif", "3.webp", "4.JPEG"])
+    assert numbers(read(folder, Sampling(frames=4), default_frames=8).frames) == [0, 1, 2, 3]
 
 
 def test_folder_turned_by_exif(tmp_path: Path) -> None:

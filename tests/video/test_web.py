@@ -16,6 +16,7 @@ from wq_cli.config import Limits, Sampling
 from wq_cli.video import read
 
 FIVE = Sampling(frames=5)
+REDIRECTS = {"moved": "/video/a.mp4", "loop": "/loop/a.mp4", "disk": "file:///etc/passwd", "ftp": "ftp://127.0.0.1/a"}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -27,6 +28,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         kind = self.path.strip("/").partition("/")[0]
         if kind.isdecimal():
             self.send_error(int(kind))
+            return
+        if kind in REDIRECTS:
+            self.send_response(302)
+            self.send_header("Location", REDIRECTS[kind])
+            self.end_headers()
+            return
+        if kind == "garbage":
+            self.wfile.write(b"\xff\xfe\x1b[31m\r\n\r\n")
+            return
+        if kind == "chunks":
+            self.protocol_version = "HTTP/1.1"
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"1000\r\nbroken off")
+            self.close_connection = True
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/html; charset=utf-8" if kind == "page" else "application/octet-stream")
@@ -54,8 +71,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a29_web_address(server: str) -> None:
-    clip = read(f"{server}/video/日本.mp4?a=1#2", FIVE, default_frames=8)
-    assert numbers(clip.frames) == [1, 3, 5, 7, 9]
+    for address in (f"{server}/video/日本.mp4?a=1#2", f"{server}/moved/a.mp4"):
+        assert numbers(read(address, FIVE, default_frames=8).frames) == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +84,11 @@ def test_a29_web_address(server: str) -> None:
         ("page", "`{}` is a web page"),
         ("stall", "`{}` cannot be fetched: timed out"),
         ("cut", "`{}` broke off "),
+        ("chunks", "`{}` broke off before its end"),
+        ("garbage", "`{}` cannot be fetched: "),
+        ("loop", "the server of `{}` answers 302 "),
+        ("disk", "the server of `{}` answers 302 Found - Redirection to url 'file:///etc/passwd' is not allowed"),
+        ("ftp", "the server of `{}` sends to `ftp://127.0.0.1/a`"),
     ],
 )
 def test_a29_web_servers_that_give_no_video(server: str, kind: str, message: str) -> None:

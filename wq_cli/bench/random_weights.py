@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from wq_cli.errors import ProfileError
+from wq_cli.errors import ProfileError, UsageError
 from wq_cli.models import family_of, loading
 from wq_cli.models.base import Prompt, VisualFeatures
 
@@ -25,6 +25,7 @@ def build(profile: Profile, settings: Settings) -> VideoModel:
 
     Raises:
         ProfileError: The profile does not say what to build.
+        UsageError: An option that random weights do not follow.
     """
     import transformers
 
@@ -33,6 +34,8 @@ def build(profile: Profile, settings: Settings) -> VideoModel:
             f"profile `{profile.name}` has no `architecture` to fill with random weights",
             "take `--profile llava-onevision-0.5b` or `llava-onevision-7b`",
         )
+    if settings.runtime.weights != "full" or settings.runtime.device == loading.MULTI:
+        raise UsageError("`--random-weights` makes full weights on one device", "leave `--weights` and `multi` away")
     device = loading.choose_device(settings.runtime.device)
     dtype = loading.choose_dtype(settings.runtime.dtype, device, torch.bfloat16)
     module, adapter, model_class = family_of(profile.model_type)

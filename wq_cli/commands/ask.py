@@ -45,7 +45,7 @@ def ask(
 ) -> None:
     """Answer a question about a video: where it is about the question, how many bits each window got, the answer."""
     settings = Settings(sampling, replace(quantization, policy=policy), generation, runtime, limits)
-    output.check()
+    output.check(video=video)
     question = _question(video, prompt)
 
     from wq_cli import pipeline
@@ -70,7 +70,7 @@ def ask(
         screen,
         on_prepared=None if output.json else show,
         stream=not output.json,
-        outlives_streams=output.file is not None,
+        outlives_stdout=output.file is not None,
     ) as listener:
         result = pipeline.ask(video, question, settings, listener)
     output.emit(result)

@@ -74,7 +74,7 @@ def bench(
         if value < least:
             raise UsageError(f"`{name} {value}` is below {least}")
     names = None if policies is None else split_policies(policies)
-    output.check(picture=plot)
+    output.check(picture=plot, video=video)
 
     from wq_cli import bench as benchmark
     from wq_cli.report import comparison

@@ -121,8 +121,7 @@ def _examine(runtime: Runtime) -> DoctorResult:
     import wq_kernels
     from wq_cli import fit, profile
     from wq_cli.errors import DeviceError
-    from wq_cli.models import sizing
-    from wq_cli.models.loading import choose_device, choose_dtype, hush
+    from wq_cli.models.loading import choose_device, choose_dtype, hush, memory_of
 
     hush()
     device = choose_device(runtime.device)
@@ -132,7 +131,7 @@ def _examine(runtime: Runtime) -> DoctorResult:
             backend = wq_kernels.choose_backend(device, dtype)
     except RuntimeError as error:
         raise DeviceError(str(error), "leave `--backend` away to fall back to PyTorch") from error
-    free, total = sizing.memory(device)
+    free, total = memory_of(runtime.device)
     return DoctorResult(
         command="doctor",
         versions={

@@ -50,7 +50,7 @@ def inspect(
 ) -> None:
     """Show which windows of a video are about something, and the bits each layer gives them."""
     settings = Settings(sampling, replace(quantization, policy=policy), runtime=runtime, limits=limits)
-    output.check(picture=png)
+    output.check(picture=png, video=video)
 
     from wq_cli import pipeline
     from wq_cli.report import heatmap, summary, tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,13 @@ class Output:
     def screen(self) -> Screen:
         return Screen(quiet=self.quiet, progress=self.progress)
 
-    def check(self, *more: Path | None, picture: Path | None = None) -> None:
+    def check(self, *more: Path | None, picture: Path | None = None, video: str | None = None) -> None:
         """Refuse before the work what would fail after it.
 
         Args:
             more: Other files that will be written.
             picture: One that will be a PNG, whatever it is called.
+            video: What is read, and must not be written over.
 
         Raises:
             WqError: One of the files cannot be written, or a picture is called something else than a PNG.
@@ -39,6 +41,8 @@ class Output:
         for path in (self.file, picture, *more):
             if path:
                 check_target(path)
+                if video and path.exists() and os.path.exists(video) and path.samefile(video):
+                    raise WqError(f"`{path}` is the video itself", "write to another file")
         if picture and picture.suffix.lower() not in ("", ".png"):
             raise WqError(f"`{picture}` cannot be drawn: pictures are PNG", f"`{picture.with_suffix('.png')}` can")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 
 import typer
@@ -15,12 +16,13 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_text(value: str) -> str:
-    """A text that is not empty and whose bytes could be decoded."""
+    """A text that is not empty; UTF-8 where the locale does not know its letters."""
     if not value.strip():
         raise typer.BadParameter("the text is empty")
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise typer.BadParameter("the text holds bytes that cannot be decoded")
-    return value
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeError:
+        raise typer.BadParameter("the text holds bytes that cannot be decoded") from None
 
 
 def parse_whole(value: str | int) -> int:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
-from wq_cli.errors import ModelError
+from wq_cli.errors import ModelError, first_line
 from wq_cli.models import family_of
 
 if TYPE_CHECKING:
@@ -47,11 +48,18 @@ def is_repository(source: str) -> bool:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of a checkpoint's safetensors files, those that are not there too."""
+    """Names of a checkpoint's safetensors files, those that are not there too.
+
+    Raises:
+        ModelError: Its index cannot be read.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ["model.safetensors"]
-    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"`{index}` does not say where the weights are", "remove its folder and pull again") from error
 
 
 def find(repository: str, revision: str | None = None) -> Path | None:
@@ -173,6 +181,8 @@ def _fetch(file: HfFileMetadata, blobs: Path, progress: Progress) -> None:
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     blob, part = blobs / str(file.etag), _part(blobs, file)
+    # A redirect leads to another host, which the token is not for.
+    is_hub = urlsplit(file.location).netloc == urlsplit(constants.ENDPOINT).netloc
     locks = Path(constants.HF_HUB_CACHE) / ".locks" / blobs.parent.name
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{file.etag}.lock"):
@@ -185,8 +195,7 @@ def _fetch(file: HfFileMetadata, blobs: Path, progress: Progress) -> None:
                 file.location,
                 output,
                 resume_size=had,
-                # A redirect leads to another host, which the token is not for.
-                headers=build_hf_headers(token=None if file.location.startswith(constants.ENDPOINT) else False),
+                headers=build_hf_headers(token=None if is_hub else False),
                 expected_size=file.size,
                 tqdm_class=_counting_bar(progress),
             )
@@ -258,7 +267,7 @@ def _explained(error: Exception, repository: str, revision: str | None) -> Model
             return ModelError(f"the hub refuses `{repository}` with status {status}", "try again later")
     if any(isinstance(cause, errors.HTTPError | errors.OfflineModeIsEnabled | ConnectionError) for cause in causes):
         return _not_here(repository)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = first_line(error)
     return ModelError(f"`{repository}` cannot be downloaded: {reason}", "what has come is kept, run `wq pull` again")
 
 

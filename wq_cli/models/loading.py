@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from wq_cli.errors import DeviceError, ModelError
+from wq_cli import device as devices
+from wq_cli.errors import DeviceError, ModelError, first_line
 from wq_cli.models import check_parts, family_of, hub, sizing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from wq_cli.config import Dtype, Weights
     from wq_cli.models.base import VideoModel
 
 BFLOAT16_CAPABILITY = (8, 0)
 # `--device` for a model whose layers are spread over all GPUs.
 MULTI = "multi"
+REDO = "the folder must hold what `save_pretrained` writes, processor included; `wq pull` gets a model of the hub again"
 
 
 def choose_device(asked: str) -> torch.device:
@@ -174,7 +179,7 @@ def open_checkpoint(
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_parts(config)
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise _cannot_be_loaded(source, error) from error
     if not processor.chat_template:
         raise ModelError(f"`{source}` has no chat template", "its folder needs the model's `chat_template.jinja`")
@@ -212,15 +217,34 @@ def load_weights(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, 
         )
     module, adapter, model_class = family_of(checkpoint.config.model_type)
     try:
-        with sizing.memory_errors(device, _how_to_fit(asked_device, dtype, weights)):
-            model = getattr(transformers, model_class).from_pretrained(
-                checkpoint.folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, **placement
+        with devices.memory_errors(device, _how_to_fit(asked_device, dtype, weights)):
+            model, told = getattr(transformers, model_class).from_pretrained(
+                checkpoint.folder,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                output_loading_info=True,
+                **placement,
             )
             if not placement:
                 model = model.to(device)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _cannot_be_loaded(checkpoint.name, error) from error
+    _check_whole(checkpoint.name, told["missing_keys"])
     return wrap(module, adapter, model.eval(), checkpoint.processor)
+
+
+def _check_whole(name: str, missing: Iterable[str]) -> None:
+    """Refuse a checkpoint without some of its weights, which transformers fills with random numbers.
+
+    Vision towers are left alone: some checkpoints lack a part of theirs that is never used.
+
+    Raises:
+        ModelError: Names the first of them.
+    """
+    lacking = sorted(key for key in missing if "vision" not in key and "visual" not in key)
+    if lacking:
+        raise ModelError(f"`{name}` lacks weights: `{lacking[0]}` and {len(lacking) - 1} more", REDO)
 
 
 def load(source: str, device: torch.device, dtype: Dtype, revision: str | None = None) -> VideoModel:
@@ -232,17 +256,22 @@ def load(source: str, device: torch.device, dtype: Dtype, revision: str | None =
     return load_weights(open_checkpoint(source, revision), str(device), dtype, "full")
 
 
+def memory_of(asked_device: str) -> tuple[int | None, int | None]:
+    """(free, total) bytes of what `--device` names, all GPUs together for `multi`; None where unknown."""
+    if asked_device != MULTI:
+        return devices.memory(choose_device(asked_device))
+    of_each = [devices.memory(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    return sum(free or 0 for free, _ in of_each), sum(total or 0 for _, total in of_each)
+
+
 def room_notice(checkpoint: Checkpoint, asked_device: str, asked_dtype: Dtype, weights: Weights) -> str | None:
     """A warning where the weights alone take more memory than is free."""
-    device = choose_device(asked_device)
-    dtype = choose_dtype(asked_dtype, device, checkpoint.config.dtype)
+    dtype = choose_dtype(asked_dtype, choose_device(asked_device), checkpoint.config.dtype)
     needed = sizing.weight_bytes(checkpoint.outline, dtype, weights)
-    devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())] if asked_device == MULTI else [device]
-    free = [sizing.memory(one)[0] for one in devices]
-    known = sum(count for count in free if count is not None)
-    if None in free or needed <= known:
+    free, _ = memory_of(asked_device)
+    if free is None or needed <= free:
         return None
-    gibibytes = f"{needed / 2**30:.1f} GiB, `{asked_device}` has {known / 2**30:.1f} GiB free"
+    gibibytes = f"{needed / 2**30:.1f} GiB, `{asked_device}` has {free / 2**30:.1f} GiB free"
     return f"the weights take {gibibytes}; {_how_to_fit(asked_device, dtype, weights)}"
 
 
@@ -265,6 +294,4 @@ def wrap(module: str, adapter: str, model: Any, processor: Any) -> VideoModel:
 
 
 def _cannot_be_loaded(source: str, error: Exception) -> ModelError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    hint = "the folder must hold what `save_pretrained` writes, processor included"
-    return ModelError(f"`{source}` cannot be loaded: {reason}", hint)
+    return ModelError(f"`{source}` cannot be loaded: {first_line(error)}", REDO)

@@ -1,20 +1,14 @@
-"""What a model takes and what a device has, known before any weights are read."""
+"""What a model takes, known before any weights are read."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from wq_cli.errors import DeviceError
 from wq_cli.models import family_of
 
 if TYPE_CHECKING:
@@ -111,36 +105,3 @@ def kv_bytes_per_token(text_config: Any, dtype: torch.dtype) -> int:
 
     heads, dim = kv_shape(text_config)
     return 2 * int(text_config.num_hidden_layers) * heads * dim * dtype.itemsize
-
-
-def memory(device: torch.device) -> tuple[int | None, int | None]:
-    """(free, total) bytes of a device, or of the machine for a CPU; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None, None
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:  # what could be had without swapping, the pages that only cache files included
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None, total
-    return free, total
-
-
-@contextmanager
-def memory_errors(device: torch.device, hint: str) -> Iterator[None]:
-    """Running out of memory becomes one line that says what to lower.
-
-    Raises:
-        DeviceError: The block ran out of memory.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        of_cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
-        if not of_cpu and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        free, total = memory(device)
-        known = "" if free is None or total is None else f": {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
-        raise DeviceError(f"`{device}` ran out of memory{known}", hint) from error

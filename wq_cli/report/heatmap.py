@@ -60,7 +60,9 @@ def _heading(prompt: str, windows: Sequence[WindowResult], result: InspectResult
         span = format.span(top[0].start_seconds, top[0].end_seconds, result.video.duration_seconds, glyphs)
         where.append(f"  {glyphs.mark} {span}", style=format.ramp(1.0))
     elif not shares(windows):
-        where.append(f"  not scored by policy {result.policy.name}", style="dim")
+        has_scores = any(window.similarity is not None for window in windows)
+        why = "too few windows to compare" if has_scores else f"not scored by policy {result.policy.name}"
+        where.append(f"  {why}", style="dim")
     room = max(width - _LEFT - where.cell_len, _LEAST_PROMPT)
     return Text.assemble(" " * _LEFT, (format.shortened(printable(prompt), room), "bold"), where)
 

@@ -56,13 +56,18 @@ def open_container(file: BinaryIO, limits: Limits, name: str) -> InputContainer:
         raise VideoError(f"`{name}` cannot be read: {error.strerror or error}") from None
 
 
+def video_streams(container: InputContainer) -> list[VideoStream]:
+    """Streams of moving pictures: no cover art."""
+    return [s for s in container.streams.video if not s.disposition & _NOT_VIDEO]
+
+
 def best_stream(container: InputContainer, limits: Limits, name: str) -> VideoStream:
     """The largest video stream that can be decoded; cover art does not count.
 
     Raises:
         VideoError: There is none, or its pictures are larger than `limits` allow.
     """
-    streams = [s for s in container.streams.video if not s.disposition & _NOT_VIDEO]
+    streams = video_streams(container)
     if not streams:
         raise VideoError(f"no video stream in `{name}`")
     decodable = [s for s in streams if s.codec_context is not None]

@@ -18,7 +18,7 @@ from wq_cli.video.container import check_pixels
 from wq_cli.video.picture import flattened
 from wq_cli.video.source import printable
 
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _ASSUMED_FPS = 1.0
 # Said by `Limits.max_pixels`, and by an error rather than on the way.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)

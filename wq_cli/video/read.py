@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from wq_cli.config import Limits, Sampling
 from wq_cli.errors import VideoError
+from wq_cli.video.animation import AnimationReel, is_animated_webp
 from wq_cli.video.clip import Clip, VideoInfo
 from wq_cli.video.images import FolderReel
 from wq_cli.video.picture import fit
@@ -134,8 +135,12 @@ def _opened(path: str, limits: Limits, fps: float | None, on_packet: Callable[[]
         return
     name = printable(path)
     try:
-        with open_source(path, limits) as file, open_video(file, limits, name, on_packet) as reel:
-            yield reel
+        with open_source(path, limits) as file:
+            if is_animated_webp(file):
+                yield AnimationReel(file, limits, name, on_packet)
+                return
+            with open_video(file, limits, name, on_packet) as reel:
+                yield reel
     except av.FFmpegError:
         raise VideoError(f"`{name}` cannot be decoded", "the file is damaged") from None
     except OSError as error:

@@ -16,7 +16,7 @@ from av.video.stream import VideoStream
 from wq_cli.config import Limits
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import VideoInfo
-from wq_cli.video.container import best_stream, check_pixels, open_container, tag
+from wq_cli.video.container import best_stream, check_pixels, open_container, tag, video_streams
 from wq_cli.video.decode import Decoder
 from wq_cli.video.picture import Orientation, display_size, orientation, to_rgb
 from wq_cli.video.timeline import Timeline, scan
@@ -91,6 +91,9 @@ def open_video(file: BinaryIO, limits: Limits, name: str, on_packet: Callable[[]
         stream = best_stream(container, limits, name)
         timeline = scan(container, stream, limits, name, on_packet)
         notices = _cut_notices(timeline, _promised_seconds(container, stream))
+        moving = sum(s.frames != 1 for s in video_streams(container))
+        if moving > 1:
+            notices.append(f"the file holds {moving} video streams: one of {stream.width}x{stream.height} is read")
         comment = tag(container.metadata, "comment")
         has_audio = bool(container.streams.audio)
         container_name = container.format.name

@@ -14,10 +14,10 @@ import urllib.parse
 import urllib.request
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from wq_cli.config import Limits
-from wq_cli.errors import VideoError
+from wq_cli.errors import VideoError, first_line
 
 _WEB_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
@@ -74,7 +74,7 @@ def _copy_of_web_file(address: str, max_bytes: int, timeout_seconds: float) -> B
     if not address.isascii():
         address = urllib.parse.quote(address, safe=string.punctuation)
     try:
-        with urllib.request.urlopen(address, timeout=timeout_seconds) as response:
+        with urllib.request.build_opener(_WebRedirects).open(address, timeout=timeout_seconds) as response:
             if response.headers.get_content_type() == "text/html":
                 raise VideoError(f"`{name}` is a web page", "give the address of the video file itself")
             copy = _copied(response, name, max_bytes)
@@ -82,13 +82,27 @@ def _copy_of_web_file(address: str, max_bytes: int, timeout_seconds: float) -> B
                 raise VideoError(f"`{name}` broke off {response.length:,} bytes before its end", "try again")
             return copy
     except urllib.error.HTTPError as error:
-        raise VideoError(f"the server of `{name}` answers {error.code} {error.reason}".rstrip()) from None
+        answer = printable(first_line(error.reason))
+        raise VideoError(f"the server of `{name}` answers {error.code} {answer}".rstrip()) from None
     except urllib.error.URLError as error:
         raise VideoError(
             f"`{name}` cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
         ) from None
+    except http.client.IncompleteRead:
+        raise VideoError(f"`{name}` broke off before its end", "try again") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise VideoError(f"`{name}` cannot be fetched: {error}") from None
+        raise VideoError(f"`{name}` cannot be fetched: {printable(first_line(error))}") from None
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server to other web addresses alone; Python's own would go to FTP as well."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not _WEB_ADDRESS.match(newurl):
+            raise VideoError(f"the server of `{printable(req.full_url)}` sends to `{printable(newurl)}`")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _copied(stream: BinaryIO, name: str, max_bytes: int) -> BinaryIO:
