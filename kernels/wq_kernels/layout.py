@@ -57,6 +57,7 @@ def channel_order(channels: int, bits: int) -> tuple[int, ...]:
 
 
 @lru_cache
+@torch.inference_mode(False)  # what is kept serves calls with gradients too
 def channel_index(channels: int, bits: int, device: torch.device) -> Tensor:
     """`channel_order` as int64 [D] on a device."""
     return torch.tensor(channel_order(channels, bits), device=device)

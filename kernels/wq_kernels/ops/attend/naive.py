@@ -50,6 +50,8 @@ def attend(
         pieces.append(attend_piece(scores, partial(weigh_raw, value=raw_value[:, :, start:stop], scratch=scratch)))
     if not pieces:
         return torch.zeros_like(query)
+    if len(pieces) == 1:
+        return pieces[0][0].reshape(query.shape).to(query.dtype)
     output, _ = merge(torch.stack([output for output, _ in pieces]), torch.stack([lse for _, lse in pieces]))
     return output.reshape(query.shape).to(query.dtype)
 
@@ -109,14 +111,16 @@ def _view(buffer: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache
-def byte_order(channels: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Channels field by field of the bytes of a token, int64 [D], and the inverse order.
+@torch.inference_mode(False)  # what is kept serves calls with gradients too
+def byte_order(channels: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Channels field by field of the bytes of a token, int64 [D], the inverse order, and factors [D] for shifts.
 
     Field j of byte b of word m, bytes from the low end as the CPU stores them, is plane b * 8 / bits + j.
     """
     fields = 8 // bits
     order = torch.tensor(channel_order(channels, bits), device=device).view(2, fields, -1).permute(1, 2, 0).flatten()
-    return order, order.argsort()
+    factors = 0.5 ** (torch.arange(fields, device=device) * bits).repeat_interleave(channels // fields)
+    return order, order.argsort(), factors
 
 
 def scaled_codes(block: Block, start: int, stop: int, scratch: Scratch) -> Tensor:
@@ -130,12 +134,11 @@ def scaled_codes(block: Block, start: int, stop: int, scratch: Scratch) -> Tenso
     fields, (batch, heads, tokens, count) = 8 // block.bits, stored.shape
     values = scratch.values(batch, heads, tokens, fields, count)
     masked = scratch.codes(*stored.shape)
-    order, _ = byte_order(block.channels, block.bits, stored.device)
-    scale = block.scale[:, :, start:stop].index_select(-1, order).to(values.dtype)
+    order, _, factors = byte_order(block.channels, block.bits, stored.device)
+    scale = block.scale[:, :, start:stop].index_select(-1, order).to(values.dtype).mul_(factors)
     for j in range(fields):
         field = torch.bitwise_and(stored, (2**block.bits - 1) << (j * block.bits), out=masked) if fields > 1 else stored
         values[..., j, :].copy_(field)
-        scale[..., j * count : (j + 1) * count] *= 0.5 ** (j * block.bits)
     values.view(batch, heads, stop - start, block.window, block.channels).mul_(scale.unsqueeze(3))
     return values.view(batch, heads, tokens, block.channels)
 
@@ -145,7 +148,7 @@ def score(rows: Tensor, block: Block, start: int, stop: int, scratch: Scratch) -
     if block.is_raw:
         return rows @ scratch.convert(block.data[:, :, start * block.window : stop * block.window]).mT
     assert block.minimum is not None
-    order, _ = byte_order(block.channels, block.bits, rows.device)
+    order, _, _ = byte_order(block.channels, block.bits, rows.device)
     scores = rows.index_select(-1, order) @ scaled_codes(block, start, stop, scratch).mT
     offset = rows @ block.minimum[:, :, start:stop].to(rows.dtype).mT
     scores.view(*offset.shape, block.window).add_(offset.unsqueeze(-1))
@@ -157,7 +160,7 @@ def weigh(weights: Tensor, block: Block, start: int, stop: int, scratch: Scratch
     if block.is_raw:
         return weigh_raw(weights, block.data[:, :, start * block.window : stop * block.window], scratch)
     assert block.minimum is not None
-    _, back = byte_order(block.channels, block.bits, weights.device)
+    _, back, _ = byte_order(block.channels, block.bits, weights.device)
     output = (weights @ scaled_codes(block, start, stop, scratch)).index_select(-1, back)
     totals = weights.view(*weights.shape[:3], stop - start, block.window).sum(dim=-1)
     return output.add_(totals @ block.minimum[:, :, start:stop].to(weights.dtype))
@@ -178,11 +181,12 @@ def attend_piece(scores: Tensor, weigh: Callable[[Tensor], Tensor]) -> tuple[Ten
     Returns:
         Output [B, Hkv, M, D] and natural log-sum-exp of the scores [B, Hkv, M]; 0 and -inf where nothing is seen.
     """
-    top = scores.amax(dim=-1, keepdim=True)
-    top = torch.where(top == -torch.inf, 0.0, top)
+    # Where nothing is seen a finite number takes the place of -inf, whose difference to itself is no number.
+    top = scores.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
     weights = scores.sub_(top).exp_()
+    # At least 1, the highest weight, unless nothing is seen.
     total = weights.sum(dim=-1, keepdim=True)
-    output = weigh(weights) / torch.where(total > 0, total, 1.0)
+    output = weigh(weights).div_(total.clamp(min=1))
     return output, (top + total.log()).squeeze(-1)
 
 
@@ -196,9 +200,8 @@ def merge(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Output [B, Hkv, M, D] and log-sum-exp [B, Hkv, M] over all tokens; 0 and -inf where nothing is seen.
     """
-    top = lse.amax(dim=0)
-    top = torch.where(top == -torch.inf, 0.0, top)
+    top = lse.amax(dim=0).clamp_(min=torch.finfo(lse.dtype).min)
     weights = (lse - top).exp()
     total = weights.sum(dim=0)
-    output = (outputs * weights.unsqueeze(-1)).sum(dim=0) / torch.where(total > 0, total, 1.0).unsqueeze(-1)
+    output = (outputs * weights.unsqueeze(-1)).sum(dim=0) / total.clamp(min=1).unsqueeze(-1)
     return output, top + total.log()
