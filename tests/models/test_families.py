@@ -292,6 +292,15 @@ def test_parts_that_would_be_run_wrongly_are_refused(tmp_path: Path, part: str, 
         loading.load(str(folder), CPU, "auto")
 
 
+def test_heads_that_cannot_be_packed_are_refused(tmp_path: Path) -> None:
+    folder = llava(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["head_dim"] = 40
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="attention heads of 40 channels are not supported"):
+        loading.load(str(folder), CPU, "auto")
+
+
 @pytest.mark.parametrize("described", [{"model_type": "bert"}, {"model_type": "internvl_chat"}, {"model_type": "new"}])
 def test_unknown_types_of_model_are_told_the_known_ones(tmp_path: Path, described: dict[str, Any]) -> None:
     """Types that transformers knows, those with code of their own, and those it has never heard of."""

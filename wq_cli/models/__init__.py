@@ -26,6 +26,9 @@ PARTS = {
     "vision_config": ("clip_vision_model", "siglip_vision_model"),
 }
 
+# Whole pairs of words at 2 bits, see `wq_kernels.layout`.
+HEAD_MULTIPLE = 16
+
 
 def family_of(model_type: str) -> tuple[str, str, str]:
     """(module, adapter, transformers class) of a `model_type`.
@@ -45,9 +48,13 @@ def check_parts(config: Any) -> None:
         config: The transformers configuration. Parts that a family brings itself are named after it.
 
     Raises:
-        ModelError: One of its parts is another.
+        ModelError: One of its parts is another, or its heads cannot be packed.
     """
     for part, known in PARTS.items():
         found = getattr(config, part).model_type
         if found not in known and not found.startswith(config.model_type):
             raise ModelError(f"`{config.model_type}` over `{found}` is not supported", f"supported: {', '.join(known)}")
+    text = config.text_config
+    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if dim % HEAD_MULTIPLE:
+        raise ModelError(f"attention heads of {dim} channels are not supported", f"a multiple of {HEAD_MULTIPLE} is")
