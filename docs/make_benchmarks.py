@@ -15,7 +15,7 @@ Made by `python docs/make_benchmarks.py` from the JSON files in this folder, the
 Bits are effective bits: everything stored for the visual tokens, scales, minima and full-precision windows \
 included. Fidelity is read through the packed cache only: video first, sealed, then question and answer.
 
-More: [reading 100 frames beside decord and torchcodec](video.md), [fuzzing the video input](fuzz.md).
+More: [reading 100 frames beside decord and torchcodec](video.md), [fuzzing the video input](fuzz.md), [decode attention on a CPU](cpu_attend.md).
 """
 
 

@@ -146,7 +146,8 @@ def page(figures: dict[str, Any]) -> str:
         f"{figures['repeats']} turns over caches that no processor cache holds. fp32 and bf16 are transformers' "
         "`DynamicCache` with PyTorch's `scaled_dot_product_attention`; alone is the attention without the copy that "
         "the cache makes of itself at every step. hqq and quanto are its `QuantizedCache` in float32 with groups of "
-        f"{WINDOW}, which dequantizes everything at every step. wq takes windows of {WINDOW} and queries in float32.",
+        f"{WINDOW}, which dequantizes everything at every step. wq takes windows of {WINDOW} and queries in float32."
+        + figures.get("note", ""),
         "",
         "| heads | D | tokens | " + " | ".join(COLUMNS) + " |",
         "|---" * (3 + len(COLUMNS)) + "|",
@@ -162,7 +163,7 @@ def page(figures: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=11, help="at most 126, since the runs have that much room")
+    parser.add_argument("--repeats", type=int, default=7, help="at most 126, since the runs have that much room")
     parser.add_argument("--cpu", default=f"an {platform.machine()} CPU", help="in words, for the page")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
