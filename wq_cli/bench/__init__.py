@@ -19,7 +19,6 @@ import numpy as np
 from wq_cli import describe, pipeline
 from wq_cli.bench.measure import Measurement, measure
 from wq_cli.config import Generation, Settings
-from wq_cli.errors import unknown_name
 from wq_cli.results import BenchResult, EvalResult
 
 if TYPE_CHECKING:
@@ -64,11 +63,10 @@ def run(
     Raises:
         WqError: Anything the user can fix.
     """
-    from wq_cli.policies import beside_others, names
+    from wq_cli.policies import beside_others, check
 
     for name in policies:
-        if name not in names():
-            raise unknown_name("policy", name, names())
+        check(name)
     with pipeline.backend(settings):
         subject = _random(settings, listener) if random_weights else _real(video, prompt, settings, listener)
         prompts = [subject.prompt] * batch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from wq_cli.errors import UsageError, WqError
+from wq_cli.policies.options import Options, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,13 +78,17 @@ class Policy(ABC):
     Attributes:
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
+        options_type: What may be written behind the policy's name (`policies.options`).
+        options: What was.
     """
 
     needs_scores: ClassVar[bool] = False
     needs_sensitivity: ClassVar[bool] = False
+    options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, settings: Quantization) -> None:
         self.settings = settings
+        self.options = parse(self.options_type, settings.policy)
 
     @abstractmethod
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
