@@ -62,6 +62,8 @@ def windowed_attention(
     if layer.raw_mask is None and attention_mask is not None and not attention_mask[:, :, -1].all():
         raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
     raw_key, raw_value = layer.run
+    if layer.transform is not None:
+        query = layer.transform.queries(query)
     output = attend(
         query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
         layer.segments,
@@ -71,6 +73,8 @@ def windowed_attention(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         raw_mask=layer.raw_mask,
     )
+    if layer.transform is not None:
+        output = layer.transform.own_values(output)
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
