@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wq_cli.bench.measure import fidelity
-from wq_cli.bench.suite import clustered_error
+from wq_cli.bench.scoring import clustered_error
 
 
 def test_clustered_error_of_single_values_is_the_usual_one() -> None:
