@@ -10,6 +10,8 @@ from wq_cli.results import (
     AskResult,
     BenchResult,
     BenchRow,
+    EvalResult,
+    EvalRow,
     InspectResult,
     LayerResult,
     MemoryResult,
@@ -150,3 +152,43 @@ def bench_result(**changes: Any) -> BenchResult:
         date="2026-11-29",
     )
     return replace(result, **changes)
+
+
+def eval_row(**changes: Any) -> EvalRow:
+    """A row whose figures do not matter but where they are given."""
+    row = EvalRow(
+        label="windowquant",
+        policy="windowquant",
+        bits_asked=None,
+        accuracy=0.9,
+        standard_error=0.02,
+        families={"MC": 0.8, "OE": 1.0},
+        kl_to_full=0.01,
+        greedy_agreement=0.98,
+        effective_bits=4.0,
+        kv_bytes=1e6,
+        kv_bytes_full=4e6,
+        metadata_bytes=2e5,
+        search_ms=1.0,
+        tokens_per_second=50.0,
+    )
+    return replace(row, **changes)
+
+
+def eval_result(*rows: EvalRow) -> EvalResult:
+    bench = bench_result()
+    return EvalResult(
+        command="eval",
+        suite="scenes",
+        model=bench.model,
+        settings={},
+        seed=0,
+        frames=32,
+        clips=50,
+        questions=200,
+        answer="likelihood",
+        answer_tokens=32,
+        rows=rows,
+        versions={"wq": "0.1.0"},
+        date="2026-01-01",
+    )

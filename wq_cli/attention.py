@@ -67,6 +67,8 @@ def windowed_attention(
     ):
         raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
     raw_key, raw_value = layer.run
+    if layer.transform is not None:
+        query = layer.transform.queries(query)
     output = attend(
         query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
         layer.segments,
@@ -76,6 +78,8 @@ def windowed_attention(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         raw_mask=layer.raw_mask,
     )
+    if layer.transform is not None:
+        output = layer.transform.own_values(output)
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 

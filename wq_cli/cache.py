@@ -17,13 +17,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from wq_cli.attention import ATTENTION, attach_layer
 from wq_cli.placement import Placement, VisualTokens
-from wq_cli.policies.base import Budget, LayerPlan
+from wq_cli.policies.base import Budget, LayerPlan, Policy
 from wq_kernels import Block, Segment, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wq_cli.codecs import ChannelInWindow
+    from wq_cli.codecs import Coding
+    from wq_cli.transforms import Transform
 
 # Tokens of room added when the run is full.
 GROWTH_TOKENS = 64
@@ -46,7 +47,7 @@ class Storage:
     config: Any
     prompts: VisualTokens
     visual: VisualTokens
-    codec: ChannelInWindow
+    codec: Coding
     room: int
     reorder: bool
     dtype: torch.dtype | None
@@ -81,6 +82,8 @@ class WindowCacheLayer(CacheLayerMixin):
     """One layer: open during the prefill, then sealed.
 
     Attributes:
+        index: Of the layer in the model.
+        transform: What everything sealed is kept in the coordinates of; None for the model's own.
         segments: Packed windows, every token visible to every later query.
         raw_key, raw_value: The full-precision run with room to grow, [B, Hkv, capacity, D].
         raw_length: Tokens of the run in use.
@@ -91,9 +94,10 @@ class WindowCacheLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, index: int) -> None:
         super().__init__()
         self.storage = storage
+        self.index = index
         self.reset()
 
     def reset(self) -> None:
@@ -101,6 +105,7 @@ class WindowCacheLayer(CacheLayerMixin):
         self.values: torch.Tensor | None = None
         self.is_initialized = False
         self.plan: LayerPlan | None = None
+        self.transform: Transform | None = None
         self.segments: list[Segment] = []
         self.raw_key: torch.Tensor | None = None
         self.raw_value: torch.Tensor | None = None
@@ -137,7 +142,7 @@ class WindowCacheLayer(CacheLayerMixin):
             self.keys = key_states if self.keys is None else torch.cat([self.keys, key_states], dim=-2)
             self.values = value_states if self.values is None else torch.cat([self.values, value_states], dim=-2)
             return self.keys, self.values
-        self._append(key_states, value_states)
+        self._append(*self._transformed(key_states, value_states))
         if self.storage.uses_our_attention:
             return attach_layer(key_states, self), value_states
         return self.dequantized(key_states.dtype)
@@ -149,7 +154,7 @@ class WindowCacheLayer(CacheLayerMixin):
         Raises:
             ValueError: The layer is not the one the plan and the visual tokens were made for.
         """
-        visual, codec = self.storage.visual, self.storage.codec
+        visual = self.storage.visual
         if self.keys is None or self.values is None or self.sealed:
             raise ValueError("only a layer that was filled and is not sealed yet can be sealed")
         if plan.windows != visual.windows:
@@ -158,9 +163,13 @@ class WindowCacheLayer(CacheLayerMixin):
             raise ValueError(f"the prefill held {self.length} tokens, the visual mask {visual.length}")
         keys, values = (x.to(self.storage.dtype or x.dtype) for x in (self.keys, self.values))
         self.keys = self.values = None
+        codec = self.storage.codec.of_layer(self.index, keys, values)
+        self.transform = codec.transform
+        keys, values = self._transformed(keys, values)
         placement = self.storage.placement(plan, keys.device)
         for key_bits, value_bits, index in placement.segments:
-            self.segments.append(Segment(codec.encode(keys, index, key_bits), codec.encode(values, index, value_bits)))
+            key, value = codec.keys.encode(keys, index, key_bits), codec.values.encode(values, index, value_bits)
+            self.segments.append(Segment(key, value))
         self.raw_key = self._gather(keys, placement.run)
         self.raw_value = self._gather(values, placement.run)
         if visual.padding is not None:
@@ -170,6 +179,12 @@ class WindowCacheLayer(CacheLayerMixin):
         self.plan = plan
         # Assisted decoding runs its first candidates along with the prompt.
         self._append(keys[:, :, visual.length :], values[:, :, visual.length :])
+
+    def _transformed(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's keys and values as they are kept."""
+        if self.transform is None:
+            return keys, values
+        return self.transform.keys(keys), self.transform.values(values)
 
     @property
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,7 +247,10 @@ class WindowCacheLayer(CacheLayerMixin):
             return stored.gather(2, back.expand(-1, stored.shape[1], -1, stored.shape[3]))
 
         keys = restore([segment.key for segment in self.segments], raw_key)
-        return keys, restore([segment.value for segment in self.segments], raw_value)
+        values = restore([segment.value for segment in self.segments], raw_value)
+        if self.transform is None:
+            return keys, values
+        return self.transform.own_keys(keys), self.transform.own_values(values)
 
     @property
     def nbytes(self) -> int:
@@ -242,12 +260,17 @@ class WindowCacheLayer(CacheLayerMixin):
 
     @property
     def segment_nbytes(self) -> int:
-        return sum(segment.nbytes for segment in self.segments)
+        """Bytes of the packed windows, and of a transform that is this layer's own."""
+        return sum(segment.nbytes for segment in self.segments) + self._transform_nbytes
 
     @property
     def metadata_nbytes(self) -> int:
-        """Bytes of scales and minima alone."""
-        return sum(s.key.metadata_nbytes + s.value.metadata_nbytes for s in self.segments)
+        """Bytes of all that is packed but codes: scales, minima, a transform of the layer's own."""
+        return sum(s.key.metadata_nbytes + s.value.metadata_nbytes for s in self.segments) + self._transform_nbytes
+
+    @property
+    def _transform_nbytes(self) -> int:
+        return 0 if self.transform is None else self.transform.nbytes
 
     def get_seq_length(self) -> int:
         return self.length
@@ -313,7 +336,7 @@ class WindowCache(Cache):
         self,
         config: Any,
         visual: VisualTokens,
-        codec: ChannelInWindow,
+        codec: Coding,
         *,
         planner: Callable[[int], LayerPlan] | None = None,
         room: int = GROWTH_TOKENS,
@@ -322,7 +345,7 @@ class WindowCache(Cache):
     ) -> None:
         self.planner = planner
         self.storage = Storage(config, visual, visual, codec, room, reorder, dtype)
-        super().__init__(layers=[WindowCacheLayer(self.storage) for _ in range(config.num_hidden_layers)])
+        super().__init__(layers=[WindowCacheLayer(self.storage, index) for index in range(config.num_hidden_layers)])
 
     @property
     def visual(self) -> VisualTokens:
@@ -415,7 +438,7 @@ class WindowCache(Cache):
         return bits / elements if elements else 0.0
 
 
-def budget_for(visual: VisualTokens, codec: ChannelInWindow, layers: int, full_bits: int, visual_bits: float) -> Budget:
+def budget_for(visual: VisualTokens, policy: Policy, layers: int, full_bits: int, visual_bits: float) -> Budget:
     """The budget object of a policy for an average of `visual_bits` per visual element."""
     tail = visual.tail.shape[1]
     elements = 2 * layers * visual.positions.shape[1]
@@ -424,6 +447,6 @@ def budget_for(visual: VisualTokens, codec: ChannelInWindow, layers: int, full_b
         layers=layers,
         tail_bits=2 * tail * full_bits,
         full_window_bits=2 * visual.window * full_bits,
-        window_bits=lambda key, value: codec.window_bits(key, full_bits) + codec.window_bits(value, full_bits),
+        window_bits=lambda key, value: policy.window_bits(key, value, full_bits),
         elements=elements,
     )

@@ -1,11 +1,12 @@
 """How numbers are stored at a width, and what that costs to the bit.
 
-One codec so far: WindowQuant's groups, one (scale, minimum) pair per channel and KV head inside each window, for keys
-and values alike (eqs 14-16). The bits themselves are laid out in `wq_kernels.layout`.
+A codec stores one side (keys or values) of some tokens; a layer has one for each and perhaps a transform before them
+(`wq_cli.transforms`). The bits themselves are laid out in `wq_kernels`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,15 +15,63 @@ from wq_cli.policies.base import FULL_PRECISION
 if TYPE_CHECKING:
     import torch
 
+    from wq_cli.transforms import Transform
     from wq_kernels import Block
 
 # Scales and minima are float16 whatever the model's dtype.
 METADATA_BITS = 2 * 16
 
 
+class Coding(ABC):
+    """How the layers of a cache are stored."""
+
+    @abstractmethod
+    def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
+        """How one layer is stored.
+
+        Args:
+            layer: Its index.
+            keys, values: What it holds, [B, Hkv, L, D], rotary position applied.
+        """
+
+
 @dataclass(frozen=True)
-class ChannelInWindow:
-    """Asymmetric round-to-nearest per channel inside a window.
+class LayerCodec(Coding):
+    """How keys and values of a layer are stored.
+
+    Attributes:
+        keys, values: Their codecs.
+        transform: What the whole layer is kept in the coordinates of; None for the model's own.
+    """
+
+    keys: Codec
+    values: Codec
+    transform: Transform | None = None
+
+    def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
+        return self
+
+
+class Codec(Coding):
+    """How one side is stored. As a coding it stands for itself on both sides."""
+
+    @abstractmethod
+    def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block:
+        """Gather, quantize and pack one side of a segment.
+
+        Args:
+            x: Keys or values of a layer, [B, Hkv, L, D].
+            index: Source token of each stored token, windows in storage order, int64 [B, W * S].
+            bits: Width; 16 stores the tokens as they are.
+        """
+
+    def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
+        return LayerCodec(self, self)
+
+
+@dataclass(frozen=True)
+class ChannelInWindow(Codec):
+    """Asymmetric round-to-nearest per channel inside a window: WindowQuant's groups, KIVI's for keys (eqs 14-16).
 
     Attributes:
         window: S, tokens per group.
@@ -33,13 +82,6 @@ class ChannelInWindow:
     zero_point: Literal["float", "integer"] = "float"
 
     def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block:
-        """Gather, quantize and pack one side of a segment.
-
-        Args:
-            x: Keys or values of a layer, [B, Hkv, L, D].
-            index: Source token of each stored token, windows in storage order, int64 [B, W * S].
-            bits: Width; 16 stores the tokens as they are.
-        """
         from wq_kernels import pack
 
         return pack(x, index, bits=bits, window=self.window, zero_point=self.zero_point)

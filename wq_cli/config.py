@@ -17,6 +17,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Weights = Literal["full", "4bit"]
 Backend = Literal["auto", "triton", "torch"]
 Sample = Literal["uniform", "fps", "scene", "keyframes"]
+AnswerMode = Literal["likelihood", "letter"]
 
 # Bits that keys and values can be stored at; 16 is the model's own dtype.
 WIDTHS = (16, 8, 4, 2)

@@ -18,7 +18,6 @@ from wq_cli import policies, windows
 from wq_cli.attention import ATTENTION
 from wq_cli.cache import GROWTH_TOKENS, WindowCache, budget_for
 from wq_cli.chunks import token_chunks
-from wq_cli.codecs import ChannelInWindow
 from wq_cli.device import HostCopy, Stopwatch
 from wq_cli.placement import VisualTokens
 from wq_cli.search import Search, search
@@ -138,8 +137,9 @@ def windowed_attention(model: VideoModel) -> Iterator[None]:
             config._attn_implementation = before
 
 
-def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int) -> WindowCache:
+def new_cache(model: VideoModel, batch: Batch, policy: Policy, room: int) -> WindowCache:
     """An empty cache for a batch, with room for the rest of its prompts and `room` more tokens."""
+    settings = policy.settings
     dtype = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     room += batch.left_out
     # A budget in bytes holds to the end of the answer, so that its room is taken at once; else it comes as it is used.
@@ -148,7 +148,7 @@ def new_cache(model: VideoModel, batch: Batch, settings: Quantization, room: int
     return WindowCache(
         model.text_config,
         batch.visual,
-        ChannelInWindow(settings.window, settings.zero_point),
+        policy.coding(),
         room=room,
         reorder=settings.reorder,
         dtype=dtype,
@@ -200,11 +200,12 @@ def prepare(
     policy = policies.create(settings)
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
     found = search(batch, settings, policy)
-    cache = new_cache(model, batch, settings, room)
+    policy.begin(batch.visual)
+    cache = new_cache(model, batch, policy, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
         full_bits = 8 * (cache.storage.dtype or model.dtype).itemsize
-        budget = budget_for(batch.visual, cache.storage.codec, len(cache.layers), full_bits, bits)
+        budget = budget_for(batch.visual, policy, len(cache.layers), full_bits, bits)
         relevance = found.relevance
         with found.on_host():
             policy.fit_budget(relevance, sensitivity, budget)

@@ -76,10 +76,10 @@ class VisualTokens:
             self, **{name: x.repeat_interleave(times, dim=0) for name, x in tensors.items() if x is not None}
         )
 
-    def of_windows(self, indices: np.ndarray) -> torch.Tensor:
-        """Positions of the tokens of some windows, in the order given, [B, len(indices) * S]."""
-        whole = self.positions[:, : self.windows * self.window].unflatten(1, (self.windows, self.window))
-        return whole[:, to_device(torch.from_numpy(indices), whole.device)].flatten(1)
+    def at(self, numbers: np.ndarray) -> torch.Tensor:
+        """Positions of visual tokens by their numbers, counted from 0: [1 or prompts, n] to [B, n]."""
+        index = to_device(torch.from_numpy(numbers), self.positions.device)
+        return self.positions.gather(1, index.repeat_interleave(self.positions.shape[0] // len(index), dim=0))
 
     @property
     def tail(self) -> torch.Tensor:
@@ -128,15 +128,38 @@ class Placement:
 
     @classmethod
     def of(cls, plan: LayerPlan, visual: VisualTokens, reorder: bool) -> Placement:
-        """One transfer to the device, which nothing waits for. See `storage_order`."""
+        """One transfer to the device, which nothing waits for. See `storage_order`.
+
+        Raises:
+            ValueError: Rows keep different numbers of tokens of a segment.
+        """
         order, raw_windows = storage_order(plan, reorder)
-        windows = [chosen for _, _, chosen in order] + [raw_windows]
-        index = visual.of_windows(np.concatenate(windows)).split([len(w) * visual.window for w in windows], dim=1)
+        parts = [_tokens(chosen, visual.window, plan.kept) for _, _, chosen in order]
+        run = [_tokens(raw_windows, visual.window, None)]
+        if plan.kept is not None:
+            quantized = _tokens(np.concatenate([raw_windows[:0], *(w for _, _, w in order)]), visual.window, None)
+            run = [run[0].repeat(len(plan.kept), axis=0), _rows([row[np.isin(row, quantized)] for row in plan.kept])]
+        parts.append(np.concatenate(run, axis=1))
+        rows = max(len(part) for part in parts)
+        numbers = np.concatenate([part.repeat(rows // len(part), axis=0) for part in parts], axis=1)
+        index = visual.at(numbers).split([part.shape[1] for part in parts], dim=1)
         segments = [(key, value, at) for (key, value, _), at in zip(order, index[:-1], strict=True)]
         return cls(plan, segments, torch.cat([visual.text, index[-1], visual.tail], dim=1))
 
     def fits(self, plan: LayerPlan, visual: VisualTokens) -> bool:
         """Whether it is that of another layer's plan too."""
         same_rows = len(self.run) == len(visual.positions) and self.run.device == visual.positions.device
-        same_keys = np.array_equal(self.plan.key_bits, plan.key_bits)
-        return same_rows and same_keys and np.array_equal(self.plan.value_bits, plan.value_bits)
+        names = ("key_bits", "value_bits", "kept")
+        return same_rows and all(np.array_equal(getattr(self.plan, name), getattr(plan, name)) for name in names)
+
+
+def _tokens(windows: np.ndarray, size: int, kept: np.ndarray | None) -> np.ndarray:
+    """Numbers of the visual tokens of some windows without those that are kept, [B or 1, n]."""
+    tokens = (windows[:, None] * size + np.arange(size)).reshape(1, -1)
+    return tokens if kept is None else _rows([tokens[0, ~np.isin(tokens[0], row)] for row in kept])
+
+
+def _rows(rows: list[np.ndarray]) -> np.ndarray:
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"rows keep different numbers of tokens of a segment: {[len(row) for row in rows]} are left")
+    return np.stack(rows)

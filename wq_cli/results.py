@@ -225,18 +225,24 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class EvalRow:
-    """One policy over a suite; every question was read through its packed cache.
+    """One variant of the cache over a suite; every question was read through it.
 
     Attributes:
-        accuracy: Share of questions whose right option is the likeliest.
+        label: What it is called in tables: a policy, with its budget where it has one, or a changed setting.
+        bits_asked: Its budget in average effective bits; None without one.
+        accuracy: Share of questions whose right option was chosen.
         standard_error: Of the accuracy, clustered by clip, since questions on one clip are not independent.
         families: Accuracy of each family.
-        kl_to_full: Mean KL(full || policy) in nats over the tokens of the full-precision answers.
-        greedy_agreement: Share of those tokens that are the likeliest for the policy too.
-        effective_bits, kv_bytes, kv_bytes_full: Means over the questions.
+        kl_to_full: Mean KL(full || variant) in nats over the tokens of the full-precision answers.
+        greedy_agreement: Share of those tokens that are the likeliest for the variant too.
+        effective_bits, kv_bytes, kv_bytes_full, metadata_bytes: Means over the questions.
+        search_ms: Scores and plans of a question, median.
+        tokens_per_second: Of its own answers, the first token of each left out; None where none was longer.
     """
 
+    label: str
     policy: str
+    bits_asked: float | None
     accuracy: float
     standard_error: float
     families: dict[str, float]
@@ -245,11 +251,27 @@ class EvalRow:
     effective_bits: float
     kv_bytes: float
     kv_bytes_full: float
+    metadata_bytes: float
+    search_ms: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class SkippedResult:
+    """A question that could not be asked."""
+
+    id: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Policies over the questions of a suite, question after cache, the same prefill rule for all."""
+    """Variants of the cache over the questions of a suite, question after cache, the same prefill rule for all.
+
+    Attributes:
+        answer: How an option was chosen: `likelihood` or `letter`.
+        answer_tokens: Longest answer over which KL and agreement are taken.
+    """
 
     command: str
     suite: str
@@ -259,10 +281,12 @@ class EvalResult:
     frames: int
     clips: int
     questions: int
+    answer: str
     answer_tokens: int
     rows: tuple[EvalRow, ...]
     versions: dict[str, str]
     date: str
+    skipped: tuple[SkippedResult, ...] = ()
     notices: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from tiny_models import llava_onevision
 from transformers import AutoConfig, DynamicCache
 
 from wq_cli import decoding, engine, policies
-from wq_cli.bench.suite import Evaluation
+from wq_cli.bench.scoring import Scorer
 from wq_cli.cache import VisualTokens, WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
@@ -313,12 +313,12 @@ def test_an_option_may_end_in_any_way_the_model_can(model: VideoModel, frames: n
         embeds = torch.cat([prompt.embeds, model.embed(torch.tensor(words))])
         logits = model.logits(model.decoder(inputs_embeds=embeds[None]).last_hidden_state)[0].double()
     chances = logits.softmax(dim=-1)[len(prompt.embeds) - 1 :]
-    evaluation = Evaluation(model, ["fp16"], Quantization(), Generation())
+    scorer = Scorer(model, {}, Generation())
     before = model.model.generation_config.eos_token_id
     try:
         for ends in ([3], [3, 9], None):
             model.model.generation_config.eos_token_id = ends
             expected = chances[0, words[0]] * chances[1, words[1]] * (chances[2, ends].sum() if ends else 1)
-            assert evaluation._likelihood(state, "a dog") == pytest.approx(float(expected.log()), abs=1e-4)
+            assert scorer.likelihood(state, "a dog") == pytest.approx(float(expected.log()), abs=1e-4)
     finally:
         model.model.generation_config.eos_token_id = before

@@ -11,7 +11,7 @@ import torch
 
 from wq_cli.errors import UsageError
 from wq_cli.scenes.questions import FAMILIES
-from wq_cli.scenes.suite import QUESTIONS_PER_CLIP, SEEDS, heldout, specifications
+from wq_cli.scenes.suite import QUESTIONS_PER_CLIP, SEEDS, rendered, specifications
 from wq_cli.scenes.world import HELD_OUT_SEEDS
 
 
@@ -41,13 +41,14 @@ def test_a_seed_decides_the_suite() -> None:
 
 
 def test_clips_are_rendered_at_the_middles() -> None:
-    for clip, questions in islice(heldout(12, frames=20), 3):
+    for world, questions in islice(specifications(12), 3):
         assert questions
+        clip = rendered(world, frames=20)
         assert clip.frames.shape == (20, 3, 64, 64)
         assert clip.frames.dtype == torch.uint8
-        step = clip.world.seconds / 20
+        step = world.seconds / 20
         np.testing.assert_allclose(clip.pts_seconds, [(i + 0.5) * step for i in range(20)])
-        cuts = (np.asarray(clip.pts_seconds)[:, None] >= [scene.start_seconds for scene in clip.world.scenes]).sum(1)
+        cuts = (np.asarray(clip.pts_seconds)[:, None] >= [scene.start_seconds for scene in world.scenes]).sum(1)
         mean = clip.frames.float().mean((2, 3))
         for before, after in zip(range(19), range(1, 20), strict=True):
             if cuts[before] != cuts[after]:

@@ -19,8 +19,7 @@ import numpy as np
 from wq_cli import describe, pipeline
 from wq_cli.bench.measure import Measurement, measure
 from wq_cli.config import Generation, Settings
-from wq_cli.errors import unknown_name
-from wq_cli.results import BenchResult, EvalResult
+from wq_cli.results import BenchResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,11 +63,10 @@ def run(
     Raises:
         WqError: Anything the user can fix.
     """
-    from wq_cli.policies import beside_others, names
+    from wq_cli.policies import beside_others, check
 
     for name in policies:
-        if name not in names():
-            raise unknown_name("policy", name, names())
+        check(name)
     with pipeline.backend(settings):
         subject = _random(settings, listener) if random_weights else _real(video, prompt, settings, listener)
         prompts = [subject.prompt] * batch
@@ -159,60 +157,6 @@ def _random(settings: Settings, listener: Listener) -> _Subject:
     visual = model.encode(frames, np.arange(count, dtype=np.float64), listener.advance)
     described = describe.model(model, f"{profile.name} (random weights)", is_demo=False)
     return _Subject(model, random_weights.prompt(model, visual), None, None, described)
-
-
-def evaluate(
-    settings: Settings,
-    listener: Listener,
-    *,
-    suite: str = "scenes",
-    policies: Sequence[str] = DEFAULT_POLICIES,
-    questions: int = 200,
-) -> EvalResult:
-    """Policies over the questions of a suite, each question read through the packed cache.
-
-    Args:
-        settings: All options; `sampling.frames` frames a clip, `quantization.seed` chooses the questions.
-        listener: Told of stages: load, then ask with one step per question.
-        suite: `scenes`, the held-out questions of the demo world.
-        policies: Names in the order of the rows.
-        questions: How many to ask.
-
-    Raises:
-        WqError: Anything the user can fix.
-    """
-    from wq_cli import profile as profiles
-    from wq_cli.bench.suite import Evaluation, scenes
-
-    profile = profiles.load(settings.runtime.profile)
-    frames = settings.sampling.frames or profile.frames
-    with pipeline.backend(settings):
-        listener.stage("load")
-        model = pipeline.load_model(pipeline.open_checkpoint(profile, settings, listener), settings, listener)
-        sensitivity = pipeline.calibrated_sensitivity(profile, model, settings)
-        run = Evaluation(model, policies, settings.quantization, settings.generation, sensitivity)
-        listener.stage("ask", questions)
-        clips = set()
-        for item in scenes(questions, frames, settings.quantization.seed):
-            run.add(item)
-            clips.add(item.clip)
-            listener.advance()
-        named = settings.runtime.model
-        described = describe.model(model, named or profile.name, named is None and profile.model == pipeline.DEMO_MODEL)
-    return EvalResult(
-        command="eval",
-        suite=suite,
-        model=described,
-        settings=describe.policy(settings.quantization).settings,
-        seed=settings.quantization.seed,
-        frames=frames,
-        clips=len(clips),
-        questions=questions,
-        answer_tokens=settings.generation.max_new_tokens,
-        rows=run.rows(policies),
-        versions=made_with(model),
-        date=date.today().isoformat(),
-    )
 
 
 def made_with(model: VideoModel) -> dict[str, str]:

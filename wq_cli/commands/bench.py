@@ -12,7 +12,7 @@ from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_text
 from wq_cli.config import Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
-from wq_cli.errors import UsageError, unknown_name
+from wq_cli.errors import UsageError
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -118,8 +118,7 @@ def split_policies(text: str) -> list[str]:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in registry.names():
-            raise unknown_name("policy", name, registry.names())
+        registry.check(name)
     if not names:
         raise UsageError("`--policies` names no policy", f"known: {', '.join(registry.names())}")
     return names

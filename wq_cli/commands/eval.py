@@ -2,60 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from wq_cli import policies as registry
+from wq_cli import suites
 from wq_cli.commands import options as opt
 from wq_cli.commands.bench import Policies, split_policies
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
-from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
+from wq_cli.commands.parsing import parse_numbers
+from wq_cli.config import AnswerMode, Generation, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError, unknown_name
 
-SUITES = ("scenes",)
 EXAMPLES = """\
 [bold]Examples[/]
 $ wq eval scenes --questions 200
-$ wq eval scenes --policies fp16,windowquant,random,rtn2 --frames 100
-$ wq eval scenes --questions 2000 --device cuda --output scenes.json"""
+$ wq eval scenes --policies windowquant,random,rtn2 --bits 3.5,4,5 --plot front.png
+$ wq eval nextqa --folder NExT-QA -p llava-onevision-7b --record nextqa.jsonl
+$ wq eval mvbench --folder MVBench --answer letter --frames 16 --output mvbench.json"""
 
-Suite = Annotated[str, typer.Argument(metavar="SUITE", help=f"One of {', '.join(SUITES)}.", show_default=False)]
-Questions = Annotated[int, opt.whole("--questions", panel=opt.INPUT, help="Held-out questions to ask.")]
+Suite = Annotated[str, typer.Argument(metavar="SUITE", help=f"One of {', '.join(suites.NAMES)}.", show_default=False)]
+Folder = Annotated[
+    Path | None,
+    opt.option("--folder", panel=opt.INPUT, help="Where a public suite lies, as handed out.", metavar="PATH"),
+]
+Questions = Annotated[
+    int | None, opt.whole("--questions", panel=opt.INPUT, help="Questions to ask, drawn by --seed; else all of them.")
+]
+BitsList = Annotated[
+    Any,  # a tuple, made by the parser
+    opt.option(
+        "--bits",
+        panel=opt.QUANTIZATION,
+        help="Budgets in average bits, a row for each: 3.5,4,5.",
+        parser=parse_numbers,
+        metavar="N,..",
+    ),
+]
+Mode = Annotated[
+    AnswerMode, opt.option("--answer", panel=opt.ANSWER, help="How an option is chosen", choices=AnswerMode)
+]
+RecordFile = Annotated[
+    Path | None,
+    opt.option("--record", panel=opt.OUTPUT, help="JSON line per question; a cut run goes on.", metavar="FILE"),
+]
+Plot = Annotated[
+    Path | None, opt.option("--plot", panel=opt.OUTPUT, help="Draw KL and accuracy against bits.", metavar="FILE")
+]
 
 
 @grouped
 def evaluate(
     suite: Suite,
     *,
-    questions: Questions = 200,
+    folder: Folder = None,
+    questions: Questions = None,
     frames: opt.Frames = None,
     runtime: Runtime,
     policies: Policies = None,
+    bits: BitsList = None,
     quantization: Quantization,
+    answer: Mode = "likelihood",
     max_new_tokens: opt.MaxNewTokens = 32,
+    record: RecordFile = None,
+    plot: Plot = None,
     output: Output,
 ) -> None:
     """Accuracy, KL and agreement of each policy over a suite of questions, asked through the packed cache."""
-    if suite not in SUITES:
-        raise unknown_name("suite", suite, SUITES)
-    if questions < 1:
+    if suite not in suites.NAMES:
+        raise unknown_name("suite", suite, suites.NAMES)
+    if questions is not None and questions < 1:
         raise UsageError(f"`--questions {questions}` is below 1")
     names = registry.names() if policies is None else split_policies(policies)
-    output.check()
+    output.check(record, picture=plot)
 
-    from wq_cli import bench
+    from wq_cli.bench import evaluate as measuring
     from wq_cli.report import comparison
     from wq_cli.report.format import glyphs_for
 
     screen = output.screen()
     settings = Settings(Sampling(frames=frames), quantization, Generation(max_new_tokens=max_new_tokens), runtime)
+    asked = measuring.Questions(suite, folder, questions, answer)
+    rows = measuring.variants(quantization, names, bits or ())
     with Listener(screen) as listener:
-        result = bench.evaluate(settings, listener, suite=suite, policies=names, questions=questions)
+        result = measuring.evaluate(settings, listener, asked, rows, record=record)
+    if plot:
+        from wq_cli.report.files import write
+        from wq_cli.report.front import draw_front
+
+        write(plot, draw_front(result))
     output.emit(result)
     if not output.json:
-        screen.result(comparison.eval_table(result))
+        screen.result(comparison.eval_table(result, screen.stdout.width))
         screen.say("")
         screen.say(comparison.eval_conditions(result, glyphs_for(screen.stderr)))
+        for notice in result.notices:
+            screen.notice(notice)

@@ -127,11 +127,13 @@ _GROUPS: dict[Any, Callable[..., Any]] = {
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that has the type of a group by the options of that group.
 
-    Typer reads the resulting signature; an option that two groups share (`--seed`) appears once and reaches both.
+    Typer reads the resulting signature; an option that two groups share (`--seed`) appears once and reaches both. A
+    parameter of the command itself takes the place of the group's of the same name, which keeps its default.
     """
     own = inspect.signature(command, eval_str=True).parameters
     groups = {name: _GROUPS[p.annotation] for name, p in own.items() if p.annotation in _GROUPS}
-    members = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+    offered = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+    members = {name: {key: p for key, p in group.items() if key not in own} for name, group in offered.items()}
     flat: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
         for member, option in members.get(name, {name: parameter}).items():

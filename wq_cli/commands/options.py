@@ -9,7 +9,6 @@ import typer
 
 from wq_cli import config, policies, profile
 from wq_cli.commands.parsing import parse_bytes, parse_kv_split, parse_number, parse_seconds, parse_whole
-from wq_cli.errors import unknown_name
 
 INPUT, MODEL, QUANTIZATION, ANSWER, OUTPUT = "Input", "Model", "Quantization", "Answer", "Output"
 
@@ -38,12 +37,6 @@ def _use_profile(ctx: typer.Context, name: str | None) -> str | None:
     chosen = profile.load(name)
     ctx.default_map = {**(ctx.default_map or {}), **chosen.option_defaults()}
     return name or profile.default_name()
-
-
-def _known_policy(name: str) -> str:
-    if name not in policies.names():
-        raise unknown_name("policy", name, policies.names())
-    return name
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -122,9 +115,9 @@ Policy = Annotated[
     option(
         "--policy",
         panel=QUANTIZATION,
-        help=f"What chooses the bits: {', '.join(policies.names())}.",
+        help=f"What chooses the bits: {', '.join(policies.names())}; options follow the name, as in kivi:bits=4.",
         metavar="NAME",
-        callback=_known_policy,
+        callback=policies.check,
         autocompletion=complete_policy,
     ),
 ]

@@ -44,6 +44,11 @@ def parse_number(value: str | float) -> float:
     return number
 
 
+def parse_numbers(text: str) -> tuple[float, ...]:
+    """`3.5,4,5`."""
+    return tuple(parse_number(part) for part in text.split(","))
+
+
 def parse_seconds(text: str) -> float:
     """`90`, `1:30` or `0:01:30.5` in seconds."""
     if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?|\.\d+", text, re.ASCII):

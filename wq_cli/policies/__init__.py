@@ -6,6 +6,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from wq_cli.policies.options import name_of
+
 if TYPE_CHECKING:
     from wq_cli.config import Quantization
     from wq_cli.policies.base import Policy
@@ -32,16 +34,29 @@ def beside_others(settings: Quantization, name: str) -> Quantization:
     return chosen if create(chosen).needs_scores else replace(chosen, bits=None, kv_memory_bytes=None)
 
 
-def create(settings: Quantization) -> Policy:
-    """The policy that `settings.policy` names.
+def check(spec: str) -> str:
+    """A policy as it is written on the command line, `NAME` or `NAME:KEY=VALUE...`, if it can be made.
 
     Raises:
-        UsageError: No such policy.
+        UsageError: No such policy, or no such option of it.
+    """
+    from wq_cli.config import Quantization
+
+    create(Quantization(policy=spec))
+    return spec
+
+
+def create(settings: Quantization) -> Policy:
+    """The policy that `settings.policy` names, with the options that follow the name (`policies.options`).
+
+    Raises:
+        UsageError: No such policy, or no such option of it.
     """
     from wq_cli.errors import unknown_name
 
-    if settings.policy not in _REGISTRY:
-        raise unknown_name("policy", settings.policy, names())
-    module, cls = _REGISTRY[settings.policy]
+    name = name_of(settings.policy)
+    if name not in _REGISTRY:
+        raise unknown_name("policy", name, names())
+    module, cls = _REGISTRY[name]
     policy: Policy = getattr(import_module(f"wq_cli.policies.{module}"), cls)(settings)
     return policy

@@ -10,23 +10,32 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from wq_cli.errors import UsageError, WqError
+from wq_cli.policies.options import Options, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from wq_cli.codecs import Coding
     from wq_cli.config import Quantization
+    from wq_cli.placement import VisualTokens
 
 FULL_PRECISION = 16
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Widths of one layer's windows: bits of the keys and of the values, [W] each. 16 is the model's own dtype."""
+    """Widths of one layer's windows: bits of the keys and of the values, [W] each. 16 is the model's own dtype.
+
+    Attributes:
+        kept: Visual tokens, counted from 0, that stay at full precision out of whatever window they are in, [B, K];
+            None for none. Every row must keep equally many of the windows of one pair of widths.
+    """
 
     key_bits: NDArray[np.int64]
     value_bits: NDArray[np.int64]
+    kept: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.key_bits.shape != self.value_bits.shape:
@@ -77,13 +86,38 @@ class Policy(ABC):
     Attributes:
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
+        options_type: What may be written behind the policy's name (`policies.options`).
+        options: What was.
     """
 
     needs_scores: ClassVar[bool] = False
     needs_sensitivity: ClassVar[bool] = False
+    options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, settings: Quantization) -> None:
         self.settings = settings
+        self.options = parse(self.options_type, settings.policy)
+
+    def begin(self, visual: VisualTokens) -> None:  # noqa: B027 - most policies have nothing to ask
+        """Told once of the prompts, before anything else: where their visual tokens are."""
+
+    def coding(self) -> Coding:
+        """How what was planned is stored."""
+        from wq_cli.codecs import ChannelInWindow
+
+        return ChannelInWindow(self.settings.window, self.settings.zero_point)
+
+    def window_bits(self, key_bits: int, value_bits: int, full_bits: int) -> float:
+        """Bits that one window takes per channel and KV head, for budgets.
+
+        Args:
+            key_bits, value_bits: Widths; 16 means full precision.
+            full_bits: Bits of the model's dtype.
+        """
+        from wq_cli.codecs import ChannelInWindow
+
+        codec = ChannelInWindow(self.settings.window)
+        return codec.window_bits(key_bits, full_bits) + codec.window_bits(value_bits, full_bits)
 
     @abstractmethod
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:

@@ -11,7 +11,7 @@ from rich.text import Text
 from wq_cli.console import printable
 from wq_cli.report import format
 from wq_cli.report.format import Glyphs
-from wq_cli.results import BenchResult, BenchRow, EvalResult
+from wq_cli.results import BenchResult, BenchRow, EvalResult, EvalRow
 
 REFERENCE = "fp16"
 _WIDE = 120
@@ -121,24 +121,36 @@ def _is_slower(row: BenchRow, other: BenchRow) -> bool:
     return row.decode_ms_per_token_range[0] > 1.005 * other.decode_ms_per_token_range[1]
 
 
-def eval_table(result: EvalResult) -> Table:
-    """One row a policy: accuracy with its standard error, distance to full precision, and what the cache takes."""
+# heading, cell, whether only wide terminals show it
+_EVAL_COLUMNS: list[tuple[str, Callable[[EvalRow], str], bool]] = [
+    ("policy", lambda row: row.label, False),
+    ("accuracy", lambda row: f"{row.accuracy:.1%} ±{row.standard_error:.1%}", False),
+    ("KL", lambda row: f"{row.kl_to_full:.2g}", False),
+    ("same", lambda row: f"{row.greedy_agreement:.1%}", False),
+    ("bits", lambda row: f"{row.effective_bits:.2f}", False),
+    ("KV", lambda row: format.size(round(row.kv_bytes)), False),
+    ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", False),
+    ("weakest family", lambda row: f"{weakest_family(row)} {row.families[weakest_family(row)]:.0%}", True),
+]
+
+
+def weakest_family(row: EvalRow) -> str:
+    """The family of questions with the lowest accuracy."""
+    return min(row.families, key=lambda family: row.families[family])
+
+
+def eval_table(result: EvalResult, width: int) -> Table:
+    """One row a variant: accuracy with its standard error, distance to full precision, what the cache takes, speed."""
+    columns = [(heading, cell) for heading, cell, needs_room in _EVAL_COLUMNS if width >= _WIDE or not needs_room]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("policy", "accuracy", "KL", "same", "bits", "KV"):
+    for heading, _ in columns:
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
-    table.add_column("weakest family", no_wrap=True)
     for row in result.rows:
-        family, lowest = min(row.families.items(), key=lambda item: item[1])
-        table.add_row(
-            row.policy,
-            f"{row.accuracy:.1%} ±{row.standard_error:.1%}",
-            f"{row.kl_to_full:.2g}",
-            f"{row.greedy_agreement:.1%}",
-            f"{row.effective_bits:.2f}",
-            format.size(round(row.kv_bytes)),
-            f"{family} {lowest:.0%}",
-        )
+        table.add_row(*(cell(row) for _, cell in columns))
     return table
+
+
+_CHOSEN = {"likelihood": "the right option is the likeliest", "letter": "the answer names the right option"}
 
 
 def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
@@ -149,8 +161,8 @@ def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
     lines = [
         f" {glyphs.dot} ".join([f"{printable(model.name)} on {model.device}, {model.dtype}, {model.backend}", asked]),
         versions,
-        "accuracy: right option is the likeliest, through the packed cache; standard error clustered by clip",
+        f"accuracy: {_CHOSEN[result.answer]}, through the packed cache; standard error clustered by clip",
         f"KL in nats to {REFERENCE} and share of equal likeliest tokens, over the {REFERENCE} answers",
-        "bits per visual element; KV: mean bytes of the cache",
+        "bits per visual element; KV: mean bytes of the cache; tokens/s: of the row's own answers",
     ]
     return Text("\n".join(lines), style="dim")

@@ -8,22 +8,13 @@ from collections.abc import Callable, Sequence
 from PIL import Image, ImageDraw
 
 from wq_cli.report import canvas, format
-from wq_cli.report.canvas import GREY, INK, PALE, PAPER, Colour, font
+from wq_cli.report.axes import Axes, colour_of, decades
+from wq_cli.report.canvas import GREY, INK, PAPER, Colour, font
 from wq_cli.results import BenchResult, BenchRow
 
 WIDTH, _MARGIN, _BAR, _PLOT = 1200, 50, 34, 420
 _TITLE, _LABEL, _SMALL = 24, 18, 15
 _NAME_ROOM, _VALUE_ROOM = 170, 130
-# Okabe and Ito's colours, in an order in which neighbours differ in lightness too.
-_COLOURS: tuple[Colour, ...] = (
-    (0, 0, 0),
-    (213, 94, 0),
-    (0, 114, 178),
-    (86, 180, 233),
-    (0, 158, 115),
-    (204, 121, 167),
-    (230, 159, 0),
-)
 
 
 def draw_plot(result: BenchResult) -> bytes:
@@ -33,7 +24,7 @@ def draw_plot(result: BenchResult) -> bytes:
         The bytes of a PNG, `WIDTH` pixels wide.
     """
     rows = result.rows
-    colours = {row.policy: _COLOURS[index % len(_COLOURS)] for index, row in enumerate(rows)}
+    colours = {row.policy: colour_of(index) for index, row in enumerate(rows)}
     measured = [row for row in rows if row.kl_to_full is not None and row.kl_to_full > 0]
     bars = 90 + len(rows) * _BAR
     height = 2 * _MARGIN + 50 + (_PLOT + 110 if measured else 0) + 2 * bars
@@ -63,38 +54,14 @@ def draw_plot(result: BenchResult) -> bytes:
 
 def _scatter(draw: ImageDraw.ImageDraw, rows: Sequence[BenchRow], colours: dict[str, Colour], top: int) -> None:
     """KL on a logarithmic axis against effective bits; lower and further left is better."""
-    left, right, bottom = _MARGIN + 80, WIDTH - _MARGIN - 20, top + 40 + _PLOT
-    draw.text((_MARGIN, top), "KL to full precision (nats), lower is better", INK, font(_LABEL))
-    values = [row.kl_to_full or 1.0 for row in rows]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
-    high = max(high, low + 1)
     most_bits = math.ceil(max(row.effective_bits for row in rows) + 0.5)
-
-    def place(row: BenchRow) -> tuple[float, float]:
-        share = (math.log10(row.kl_to_full or 1.0) - low) / (high - low)
-        return left + (right - left) * row.effective_bits / most_bits, bottom - (bottom - top - 40) * share
-
-    for power in range(low, high + 1):
-        y = bottom - (bottom - top - 40) * (power - low) / (high - low)
-        draw.line([(left, y), (right, y)], PALE)
-        draw.text((left - 12, y), f"{10.0**power:g}", GREY, font(_SMALL), anchor="rm")
-    for bits in range(0, most_bits + 1, max(1, most_bits // 8)):
-        x = left + (right - left) * bits / most_bits
-        draw.line([(x, bottom), (x, bottom + 6)], GREY)
-        draw.text((x, bottom + 10), str(bits), GREY, font(_SMALL), anchor="ma")
-    draw.text((right, bottom + 32), "effective bits per visual element", GREY, font(_SMALL), anchor="ra")
-    draw.line([(left, bottom), (right, bottom)], GREY)
-    taken: list[tuple[float, float]] = []
-    for row in sorted(rows, key=lambda row: place(row)[1]):
-        x, y = place(row)
-        draw.ellipse((x - 7, y - 7, x + 7, y + 7), colours[row.policy])
-        length = draw.textlength(row.policy, font(_SMALL))
-        label_x = x + 14 if x + 14 + length < right else x - 14 - length
-        label_y = y - 9
-        while any(abs(label_x - other_x) < 130 and abs(label_y - other_y) < 20 for other_x, other_y in taken):
-            label_y += 4
-        taken.append((label_x, label_y))
-        draw.text((label_x, label_y), row.policy, INK, font(_SMALL))
+    y_range = decades([row.kl_to_full or 1.0 for row in rows])
+    box = (_MARGIN + 80, top, WIDTH - _MARGIN - 20, top + 40 + _PLOT)
+    axes = Axes(draw, box, (0, most_bits), y_range, log_y=True)
+    ticks = range(0, most_bits + 1, max(1, most_bits // 8))
+    axes.frame("KL to full precision (nats), lower is better", "effective bits per visual element", ticks)
+    for row in sorted(rows, key=lambda row: -(row.kl_to_full or 1.0)):
+        axes.point(row.effective_bits, row.kl_to_full or 1.0, colours[row.policy], row.policy)
 
 
 def _bars(

@@ -13,6 +13,8 @@ from wq_cli.scenes.questions import FAMILIES, Question, questions
 from wq_cli.scenes.world import HELD_OUT_SEEDS, World, frame_times, generate, sample
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 MADE_FOR_FRAMES = 16
@@ -28,12 +30,11 @@ class Clip:
 
     Attributes:
         frames: [F, 3, size, size] uint8.
-        pts_seconds: Time of each frame.
+        pts_seconds: Time of each frame, [F] float64.
     """
 
-    world: World
     frames: Tensor
-    pts_seconds: tuple[float, ...]
+    pts_seconds: NDArray[np.float64]
 
 
 def specifications(count: int, seed: int = 0) -> Iterator[tuple[World, list[Question]]]:
@@ -66,17 +67,15 @@ def specifications(count: int, seed: int = 0) -> Iterator[tuple[World, list[Ques
             yield world, chosen
 
 
-def heldout(n: int, frames: int, seed: int = 0, size: int = 64) -> Iterator[tuple[Clip, list[Question]]]:
-    """Rendered held-out clips with their questions.
+def rendered(world: World, frames: int, size: int = 64) -> Clip:
+    """A held-out world drawn as a clip.
 
     Args:
-        n: Number of questions.
-        frames: Frames per clip, at least `MADE_FOR_FRAMES`.
+        frames: At least `MADE_FOR_FRAMES`, or the questions may ask about what does not show.
         size: Side of a frame in pixels.
     """
     from wq_cli.scenes.render import render, to_tensors
 
-    for world, chosen in specifications(n, seed):
-        times = frame_times(world.seconds, frames)
-        pixels = render(*to_tensors(sample(world, times)), size)
-        yield Clip(world, (pixels * 255).round().byte(), tuple(times.tolist())), chosen
+    times = frame_times(world.seconds, frames)
+    pixels = render(*to_tensors(sample(world, times)), size)
+    return Clip((pixels * 255).round().byte(), times)

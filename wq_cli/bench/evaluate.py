@@ -1,0 +1,198 @@
+"""Variants of the cache over the questions of a suite: policies (`wq eval`) or settings (`wq bench ablation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wq_cli import describe, pipeline, policies, room, suites
+from wq_cli.bench import FULL, made_with
+from wq_cli.bench.record import Record
+from wq_cli.bench.scoring import TEMPLATES, Scorer, prompt_text, row
+from wq_cli.config import AnswerMode, Quantization, Settings
+from wq_cli.errors import DeviceError, WqError
+from wq_cli.results import EvalResult, SkippedResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
+    from wq_cli.pipeline import Listener
+    from wq_cli.profile import Profile
+    from wq_cli.suites.item import Item, Pictures
+
+
+def variants(settings: Quantization, names: Sequence[str], budgets: Sequence[float] = ()) -> dict[str, Quantization]:
+    """Settings of each row by its label, full precision first.
+
+    Args:
+        settings: Of all rows; the policy's name and budget are replaced.
+        names: Policies.
+        budgets: Average effective bits: a row for each, for policies that have something to choose.
+    """
+    made = {FULL: policies.beside_others(replace(settings, bits=None), FULL)}
+    for name in names:
+        for bits in budgets or (settings.bits,):
+            chosen = policies.beside_others(replace(settings, bits=bits), name)
+            made[name if chosen.bits is None else f"{name} @ {chosen.bits:g}"] = chosen
+    return made
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked of a suite.
+
+    Attributes:
+        suite: Name in `wq_cli.suites`.
+        folder: Where a public suite lies.
+        count: How many; None for all, or the demo world's usual number.
+        mode: How an option is chosen.
+    """
+
+    suite: str = suites.SCENES
+    folder: Path | None = None
+    count: int | None = None
+    mode: AnswerMode = "likelihood"
+
+
+def evaluate(
+    settings: Settings,
+    listener: Listener,
+    asked: Questions,
+    rows: Mapping[str, Quantization],
+    *,
+    record: Path | None = None,
+    command: str = "eval",
+) -> EvalResult:
+    """Variants of the cache over the questions of a suite, each question read through the packed cache.
+
+    Args:
+        settings: All options; `sampling.frames` frames a clip, `quantization.seed` chooses the questions.
+        listener: Told of stages: load, then ask with one step per question.
+        asked: The questions.
+        rows: Settings by label, the full-precision reference first.
+        record: File of JSON lines to fill, or to go on from.
+        command: What the result is called.
+
+    Raises:
+        WqError: Anything the user can fix.
+    """
+    from wq_cli import profile as profiles
+
+    seed = settings.quantization.seed
+    items, skipped = suites.load(asked.suite, asked.folder, questions=asked.count, seed=seed)
+    profile = profiles.load(settings.runtime.profile)
+    settings = replace(settings, sampling=replace(settings.sampling, frames=settings.sampling.frames or profile.frames))
+    with pipeline.backend(settings):
+        listener.stage("load")
+        model = pipeline.load_model(pipeline.open_checkpoint(profile, settings, listener), settings, listener)
+        sensitivity = pipeline.calibrated_sensitivity(profile, model, settings)
+        named = settings.runtime.model
+        described = describe.model(model, named or profile.name, named is None and profile.model == pipeline.DEMO_MODEL)
+        conditions = {
+            "command": command,
+            "suite": asked.suite,
+            "model": asdict(described),
+            "chat_template": getattr(model.processor, "chat_template", None),
+            "template": TEMPLATES[asked.mode],
+            "answer": asked.mode,
+            "frames": settings.sampling.frames,
+            "max_side": profile.max_side,
+            "answer_tokens": settings.generation.max_new_tokens,
+            "questions": len(items),
+            "seed": seed,
+            "sensitivity": None if sensitivity is None else list(sensitivity),
+            "variants": {label: asdict(variant) for label, variant in rows.items()},
+            "versions": made_with(model),
+            "date": date.today().isoformat(),
+        }
+        kept = Record(record, conditions)
+        scorer = Scorer(model, rows, settings.generation, asked.mode, sensitivity)
+        listener.stage("ask", len(items))
+        left_out = list(_ask_all(scorer, items, kept, profile, settings, listener))
+    scored = [kept.scored[item.id] for item in items if item.id in kept.scored]
+    if not scored:
+        raise WqError(f"no question of `{asked.suite}` can be asked: {left_out[0].reason}")
+    skips = (*(SkippedResult(item.id, item.reason) for item in skipped), *left_out)
+    return EvalResult(
+        command=command,
+        suite=asked.suite,
+        model=described,
+        settings=describe.policy(settings.quantization).settings,
+        seed=seed,
+        frames=settings.sampling.frames or profile.frames,
+        clips=len({question.clip for question in scored}),
+        questions=len(scored),
+        answer=asked.mode,
+        answer_tokens=settings.generation.max_new_tokens,
+        rows=tuple(row(label, variant, scored) for label, variant in rows.items()),
+        versions=made_with(model),
+        date=date.today().isoformat(),
+        skipped=skips,
+        notices=tuple(_notices(skips)),
+    )
+
+
+def _ask_all(
+    scorer: Scorer, items: Sequence[Item], kept: Record, profile: Profile, settings: Settings, listener: Listener
+) -> Iterator[SkippedResult]:
+    """Put the questions that are not in the record yet; what is yielded could not be asked."""
+    for _, about in groupby(items, key=lambda item: item.clip):
+        of_clip = list(about)
+        open_ = [item for item in of_clip if item.id not in kept.scored]
+        listener.advance(len(of_clip) - len(open_))
+        if not open_:
+            continue
+        try:
+            pictures, visual = _seen(scorer.model, open_[0], profile, settings)
+        except DeviceError:
+            raise
+        except WqError as error:
+            yield from (SkippedResult(item.id, error.message) for item in open_)
+            listener.advance(len(open_))
+            continue
+        for item in open_:
+            try:
+                prompt = _prompt(scorer.model, item, visual, len(pictures.frames), scorer.mode, settings)
+            except WqError as error:
+                yield SkippedResult(item.id, error.message)
+            else:
+                with pipeline.memory_errors(scorer.model.device, len(pictures.frames), settings):
+                    kept.add(scorer.ask(item, prompt, pictures.pts_seconds))
+            listener.advance()
+
+
+def _seen(model: VideoModel, item: Item, profile: Profile, settings: Settings) -> tuple[Pictures, VisualFeatures]:
+    """The frames of a question's clip, and what the model makes of them."""
+    pictures = item.footage.read(settings.sampling.frames or profile.frames, profile.max_side, settings.limits)
+    with pipeline.memory_errors(model.device, len(pictures.frames), settings):
+        return pictures, model.encode(pictures.frames, pictures.pts_seconds)
+
+
+def _prompt(
+    model: VideoModel, item: Item, visual: VisualFeatures, frames: int, mode: AnswerMode, settings: Settings
+) -> Prompt:
+    """The question as the model sees it.
+
+    Raises:
+        WqError: It does not fit the context, or holds the placeholder of a video.
+    """
+    prompt = model.prompt(prompt_text(item, mode), visual, settings.quantization.score_text == "prompt")
+    tokens = len(visual.embeds)
+    new_tokens = settings.generation.max_new_tokens
+    text_tokens = len(prompt.embeds) - tokens
+    room.check_context(
+        model.text_config, frames=frames, visual_tokens=tokens, text_tokens=text_tokens, new_tokens=new_tokens
+    )
+    return prompt
+
+
+def _notices(skips: Sequence[SkippedResult]) -> Iterator[str]:
+    """One sentence on what was left out, with the first reasons."""
+    if skips:
+        shown = "; ".join(f"{item.id}: {item.reason}" for item in skips[:3])
+        yield f"{len(skips)} questions are left out ({shown}{'; ...' if len(skips) > 3 else ''})"

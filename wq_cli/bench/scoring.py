@@ -1,0 +1,266 @@
+"""One question through several variants of the cache: option likelihood or letter, KL, agreement, bits, bytes, speed.
+
+Every variant is held to the same rule: video prefilled at full precision, sealed, and only then the question, the
+answers and the options, all through the packed cache.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from wq_cli import decoding, device, engine
+from wq_cli.bench.measure import fidelity, forced
+from wq_cli.results import EvalRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from wq_cli.config import AnswerMode, Generation, Quantization
+    from wq_cli.models.base import Prompt, VideoModel
+    from wq_cli.suites.item import Item
+
+TEMPLATES = {
+    "likelihood": "{question}\nOptions:\n{options}\nAnswer with one of the options.",
+    "letter": "{question}\nOptions:\n{options}\nAnswer with the letter of the right option.",
+}
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one variant made of one question.
+
+    Attributes:
+        choice: The option it gave; None for a letter that is none of theirs.
+        text: Greedy answer.
+        log_likelihoods: Of each option with an end behind it, in nats; None where a letter was asked for.
+        kl: Mean KL(full || variant) in nats over the tokens of the full-precision answer.
+        same: Share of those tokens that are the likeliest for the variant too.
+        steps, step_ms: Tokens of its own answer after the first, and what they took together.
+    """
+
+    choice: str | None
+    text: str
+    log_likelihoods: tuple[float, ...] | None
+    kl: float
+    same: float
+    effective_bits: float
+    kv_bytes: int
+    kv_bytes_full: int
+    metadata_bytes: int
+    search_ms: float
+    steps: int
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One question with every variant's answer: a line of the record.
+
+    Attributes:
+        pts_seconds: Times of the frames that were seen.
+        prompt: The question as it was put, inside the model's chat template.
+        reference_ids: Tokens of the full-precision answer, over which KL and agreement are taken.
+    """
+
+    id: str
+    clip: str
+    family: str
+    prompt: str
+    options: tuple[str, ...]
+    answer: str
+    pts_seconds: tuple[float, ...]
+    visual_tokens: int
+    reference_ids: tuple[int, ...]
+    answers: dict[str, Answer]
+
+    @classmethod
+    def of_json(cls, line: dict[str, Any]) -> Scored:
+        """Back from a line of the record."""
+        sequences = {name: tuple(line[name]) for name in ("options", "pts_seconds", "reference_ids")}
+        answers = {name: Answer(**answer) for name, answer in line["answers"].items()}
+        return cls(**(line | sequences | {"answers": answers}))
+
+
+def prompt_text(item: Item, mode: AnswerMode) -> str:
+    """The question as it is put to the model; the options are read out unless it stands without them."""
+    if "(A)" in item.question or (item.is_open and mode == "likelihood"):
+        return item.question
+    lettered = len(item.options) <= len(_LETTERS)
+    listed = [f"({_LETTERS[i]}) {option}" if lettered else option for i, option in enumerate(item.options)]
+    return TEMPLATES[mode].format(question=item.question, options="\n".join(listed))
+
+
+def chosen(text: str, options: Sequence[str]) -> str | None:
+    """The option that an answer names by its letter, alone or before a bracket, full stop or colon, or by its text."""
+    text = text.strip()
+    for option in options:
+        if text.rstrip(".").casefold() == option.rstrip(".").casefold():
+            return option
+    letter = re.match(r"\(?([A-Z])([).:]|$)", text)
+    place = _LETTERS.index(letter[1]) if letter else len(options)
+    return options[place] if place < len(options) else None
+
+
+def clustered_error(values: NDArray[np.float64], clusters: NDArray[Any]) -> float:
+    """Standard error of a mean whose terms are correlated within clusters (Liang and Zeger 1986).
+
+    Args:
+        values: [n].
+        clusters: Cluster of each value, [n].
+    """
+    residuals = values - values.mean()
+    sums = np.array([residuals[clusters == cluster].sum() for cluster in np.unique(clusters)])
+    return float(np.sqrt((sums**2).sum()) / len(values))
+
+
+def row(label: str, settings: Quantization, scored: Sequence[Scored]) -> EvalRow:
+    """One variant over all questions."""
+    answers = [question.answers[label] for question in scored]
+    right = np.array([q.answers[label].choice == q.answer for q in scored], dtype=np.float64)
+    by_family: dict[str, list[float]] = defaultdict(list)
+    for question, is_right in zip(scored, right.tolist(), strict=True):
+        by_family[question.family].append(is_right)
+    tokens = [len(question.reference_ids) for question in scored]
+    steps, step_ms = sum(a.steps for a in answers), sum(a.step_ms for a in answers)
+    return EvalRow(
+        label=label,
+        policy=settings.policy,
+        bits_asked=settings.bits,
+        accuracy=float(right.mean()),
+        standard_error=clustered_error(right, np.array([question.clip for question in scored])),
+        families={family: float(np.mean(rights)) for family, rights in sorted(by_family.items())},
+        kl_to_full=float(np.average([a.kl for a in answers], weights=tokens)),
+        greedy_agreement=float(np.average([a.same for a in answers], weights=tokens)),
+        effective_bits=float(np.mean([a.effective_bits for a in answers])),
+        kv_bytes=float(np.mean([a.kv_bytes for a in answers])),
+        kv_bytes_full=float(np.mean([a.kv_bytes_full for a in answers])),
+        metadata_bytes=float(np.mean([a.metadata_bytes for a in answers])),
+        search_ms=float(np.median([a.search_ms for a in answers])),
+        tokens_per_second=1e3 * steps / step_ms if step_ms else None,
+    )
+
+
+class Scorer:
+    """Puts questions to variants of the cache.
+
+    Args:
+        model: The adapter.
+        variants: Settings by label; the first is the full-precision reference.
+        generation: `max_new_tokens` bounds the answers.
+        mode: How an option is chosen.
+        sensitivity: Calibrated s_i of every layer, or None.
+    """
+
+    def __init__(
+        self,
+        model: VideoModel,
+        variants: Mapping[str, Quantization],
+        generation: Generation,
+        mode: AnswerMode = "likelihood",
+        sensitivity: Sequence[float] | None = None,
+    ) -> None:
+        self.model = model
+        self.variants = variants
+        self.generation = generation
+        self.mode = mode
+        self.sensitivity = sensitivity
+
+    def ask(self, item: Item, prompt: Prompt, pts_seconds: NDArray[np.float64]) -> Scored:
+        """Put one question to every variant.
+
+        Args:
+            item: The question.
+            prompt: The same as the model sees it, `prompt_text` with its clip.
+            pts_seconds: Times of the frames.
+        """
+        reference: tuple[list[int], torch.Tensor] | None = None
+        answers = {}
+        for label, settings in self.variants.items():
+            state, search_ms = self._asked(prompt, settings)
+            ids, step_ms = self._greedy(state)
+            expected = ids if reference is None else reference[0]
+            log_probs = self._forced(state, expected)
+            reference = reference or (ids, log_probs)
+            kl, same = fidelity(reference[1], log_probs)
+            text = self.model.text_of(ids).strip()
+            likelihoods = None
+            choice = chosen(text, item.options)
+            if self.mode == "likelihood":
+                likelihoods = tuple(self.likelihood(state, option) for option in item.options)
+                choice = item.options[int(np.argmax(likelihoods))]
+            answers[label] = Answer(
+                choice=choice,
+                text=text,
+                log_likelihoods=likelihoods,
+                kl=kl,
+                same=same,
+                effective_bits=state.cache.visual_bits,
+                kv_bytes=state.cache.nbytes,
+                kv_bytes_full=state.cache.full_nbytes,
+                metadata_bytes=state.cache.metadata_nbytes,
+                search_ms=search_ms,
+                steps=len(ids) - 1,
+                step_ms=step_ms,
+            )
+        assert reference is not None
+        return Scored(
+            id=item.id,
+            clip=item.clip,
+            family=item.family,
+            prompt=prompt_text(item, self.mode),
+            options=item.options,
+            answer=item.answer,
+            pts_seconds=tuple(float(t) for t in pts_seconds),
+            visual_tokens=int(prompt.visual_mask.sum()),
+            reference_ids=tuple(reference[0]),
+            answers=answers,
+        )
+
+    def _asked(self, prompt: Prompt, settings: Quantization) -> tuple[engine.Prefilled, float]:
+        """(Video prefilled and sealed, question read through the packed cache; time of the search in ms)."""
+        request = engine.prepare(
+            self.model,
+            [prompt],
+            settings,
+            room=self.generation.max_new_tokens,
+            sensitivity=self.sensitivity,
+            until_visual_end=True,
+        )
+        state = engine.prefill(self.model, request)
+        engine.ask_through_cache(self.model, state, [prompt])
+        return state, request.found.ms
+
+    def _greedy(self, state: engine.Prefilled) -> tuple[list[int], float]:
+        """(Answer that this cache gives, end included; ms of all tokens but the first). The cache is left as it was."""
+        ids, marks = [], []
+        for token in decoding.decode(self.model, state, self.generation):
+            ids.append(int(token))
+            device.wait(self.model.device)
+            marks.append(time.perf_counter())
+        engine.rewind(state, len(ids) - 1)
+        return ids, 1e3 * sum(after - before for before, after in pairwise(marks))
+
+    def _forced(self, state: engine.Prefilled, tokens: list[int]) -> torch.Tensor:
+        """Log-probabilities at each position of a given answer, [1, T, vocabulary]; the cache is left as it was."""
+        log_probs = forced(self.model, state, torch.tensor([tokens], device=state.logits.device))
+        engine.rewind(state, len(tokens) - 1)
+        return log_probs
+
+    def likelihood(self, state: engine.Prefilled, option: str) -> float:
+        """Log-probability of an option followed by an end of the answer, whichever of them; the cache stays."""
+        ids = list(self.model.processor.tokenizer(option, add_special_tokens=False)["input_ids"])
+        ends = sorted(self.model.eos_ids)
+        log_probs = self._forced(state, ids + ends[:1])[0]
+        words = log_probs[: len(ids)].gather(1, torch.tensor(ids, device=log_probs.device)[:, None])
+        return float(words.sum() + log_probs[len(ids) :, ends].logsumexp(dim=-1).sum())
