@@ -104,6 +104,8 @@ def obstacle(model: VideoModel, cache: WindowCache) -> str | None:
         return f"step by step, on {model.device.type}"
     if len({layer.device for layer in cache.layers}) > 1:
         return "step by step, since the layers lie on several GPUs"
+    if any(not isinstance(segment, wq_kernels.Segment) for layer in cache.layers for segment in layer.segments):
+        return "step by step, since no kernel reads what this method stores"
     backend = wq_kernels.choose_backend(model.device, cache.layers[0].run[0].dtype)
     if backend.name == "torch":
         return f"step by step, since the cache runs in PyTorch: {backend.reason}"
