@@ -50,7 +50,9 @@ def windowed_attention(
         ModelError: This layer sees fewer tokens than the cache holds.
     """
     layer: WindowCacheLayer | None = getattr(key, "wq_layer", None)
-    if layer is None:
+    if layer is None or not layer.sealed:
+        if layer is not None and layer.storage.on_queries is not None:
+            layer.storage.on_queries(layer.index, query)
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
     sliding_window = kwargs.get("sliding_window")
@@ -66,17 +68,17 @@ def windowed_attention(
         and not attention_mask[:, :, -1].all()
     ):
         raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
-    raw_key, raw_value = layer.run
+    segments, raw_key, raw_value, raw_length, raw_mask = layer.attended()
     if layer.transform is not None:
         query = layer.transform.queries(query)
     output = attend(
         query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
-        layer.segments,
+        segments,
         raw_key,
         raw_value,
-        layer.length_of_run,
+        raw_length,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        raw_mask=layer.raw_mask,
+        raw_mask=raw_mask,
     )
     if layer.transform is not None:
         output = layer.transform.own_values(output)

@@ -16,9 +16,10 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from wq_cli.attention import ATTENTION, attach_layer
+from wq_cli.blocks import TorchBlock, TorchSegment, read, segment
 from wq_cli.placement import Placement, VisualTokens
 from wq_cli.policies.base import Budget, LayerPlan, Policy
-from wq_kernels import Block, Segment, unpack
+from wq_kernels import Block, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ class Storage:
         config: The language model's config.
         prompts: Where the visual tokens of the prompts are.
         visual: The same for every row of the batch, which a beam search makes longer.
-        codec, room, reorder, dtype: See `WindowCache`.
+        codec, room, reorder, dtype, on_queries: See `WindowCache`.
     """
 
     config: Any
@@ -51,6 +52,7 @@ class Storage:
     room: int
     reorder: bool
     dtype: torch.dtype | None
+    on_queries: Callable[[int, torch.Tensor], None] | None = None
     _last_placement: Placement | None = field(default=None, init=False)
 
     def placement(self, plan: LayerPlan, device: torch.device) -> Placement:
@@ -106,7 +108,7 @@ class WindowCacheLayer(CacheLayerMixin):
         self.is_initialized = False
         self.plan: LayerPlan | None = None
         self.transform: Transform | None = None
-        self.segments: list[Segment] = []
+        self.segments: list[Segment | TorchSegment] = []
         self.raw_key: torch.Tensor | None = None
         self.raw_value: torch.Tensor | None = None
         self.raw_mask: torch.Tensor | None = None
@@ -135,13 +137,15 @@ class WindowCacheLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.cursor is not None:
-            self._put(self.cursor, key_states, value_states)
+            self._put(self.cursor, *self._transformed(key_states, value_states))
             return attach_layer(key_states, self), value_states
         self.length += key_states.shape[-2]
         if not self.sealed:
             self.keys = key_states if self.keys is None else torch.cat([self.keys, key_states], dim=-2)
             self.values = value_states if self.values is None else torch.cat([self.values, value_states], dim=-2)
-            return self.keys, self.values
+            if self.storage.on_queries is None:
+                return self.keys, self.values
+            return attach_layer(self.keys.view_as(self.keys), self), self.values
         self._append(*self._transformed(key_states, value_states))
         if self.storage.uses_our_attention:
             return attach_layer(key_states, self), value_states
@@ -169,7 +173,7 @@ class WindowCacheLayer(CacheLayerMixin):
         placement = self.storage.placement(plan, keys.device)
         for key_bits, value_bits, index in placement.segments:
             key, value = codec.keys.encode(keys, index, key_bits), codec.values.encode(values, index, value_bits)
-            self.segments.append(Segment(key, value))
+            self.segments.append(segment(key, value))
         self.raw_key = self._gather(keys, placement.run)
         self.raw_value = self._gather(values, placement.run)
         if visual.padding is not None:
@@ -230,6 +234,24 @@ class WindowCacheLayer(CacheLayerMixin):
         raw_key.index_copy_(2, cursor.place, key.to(raw_key.dtype))
         raw_value.index_copy_(2, cursor.place, value.to(raw_value.dtype))
 
+    def attended(self) -> tuple[list[Segment], torch.Tensor, torch.Tensor, int | torch.Tensor, torch.Tensor | None]:
+        """What attention runs over: (segments, keys and values of the run, their length, their mask).
+
+        What no kernel reads is read here and goes before the run, in memory for this call.
+        """
+        packed = [s for s in self.segments if isinstance(s, Segment)]
+        others = [s for s in self.segments if not isinstance(s, Segment)]
+        key, value = self.run
+        if not others:
+            return packed, key, value, self.length_of_run, self.raw_mask
+        length = int(self.length_of_run)
+        key = torch.cat([*(read(s.key, key.dtype) for s in others), key[:, :, :length]], dim=2)
+        value = torch.cat([*(read(s.value, value.dtype) for s in others), value[:, :, :length]], dim=2)
+        mask = self.raw_mask
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask[:, :length], (key.shape[2] - length, 0), value=True)
+        return packed, key, value, key.shape[2], mask
+
     def dequantized(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values in the order of the prompt, [B, Hkv, length, D] each.
 
@@ -242,8 +264,8 @@ class WindowCacheLayer(CacheLayerMixin):
         new = torch.arange(prompt.shape[1], self.length, device=prompt.device).expand(prompt.shape[0], -1)
         back = torch.cat([prompt, new], dim=1).argsort(dim=1)[:, None, :, None]
 
-        def restore(blocks: list[Block], run: torch.Tensor) -> torch.Tensor:
-            stored = torch.cat([*(unpack(b, dtype) for b in blocks), run[:, :, : self.raw_length].to(dtype)], dim=2)
+        def restore(blocks: list[Block | TorchBlock], run: torch.Tensor) -> torch.Tensor:
+            stored = torch.cat([*(read(b, dtype) for b in blocks), run[:, :, : self.raw_length].to(dtype)], dim=2)
             return stored.gather(2, back.expand(-1, stored.shape[1], -1, stored.shape[3]))
 
         keys = restore([segment.key for segment in self.segments], raw_key)
@@ -303,14 +325,14 @@ class WindowCacheLayer(CacheLayerMixin):
             held = getattr(self, name)
             if held is not None:
                 setattr(self, name, held.index_select(0, beam_idx.to(held.device)))
-        self.segments = [Segment(_rows(s.key, beam_idx), _rows(s.value, beam_idx)) for s in self.segments]
+        self.segments = [segment(_rows(s.key, beam_idx), _rows(s.value, beam_idx)) for s in self.segments]
 
 
-def _rows(block: Block, index: torch.Tensor) -> Block:
+def _rows(block: Block | TorchBlock, index: torch.Tensor) -> Any:
     """Some rows of the batch of a block, in the order given."""
-    tensors = {name: getattr(block, name) for name in ("data", "scale", "minimum")}
+    tensors = {name: getattr(block, name, None) for name in ("data", "scale", "minimum", "centre")}
     picked = {name: x.index_select(0, index.to(x.device)) for name, x in tensors.items() if x is not None}
-    return replace(block, **picked)
+    return replace(block, **picked)  # type: ignore[type-var]
 
 
 class WindowCache(Cache):
@@ -328,6 +350,8 @@ class WindowCache(Cache):
         room: Tokens of the run to allocate beyond the prompt; it grows when they are used up.
         reorder: See `wq_cli.placement.storage_order`.
         dtype: Dtype of what is stored; None is the model's.
+        on_queries: Called in the prefill with the index of a layer and its queries, [B, Hq, L, D], rotary position
+            applied, when the model runs our attention.
     """
 
     layers: list[WindowCacheLayer]
@@ -342,9 +366,10 @@ class WindowCache(Cache):
         room: int = GROWTH_TOKENS,
         reorder: bool = True,
         dtype: torch.dtype | None = None,
+        on_queries: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
         self.planner = planner
-        self.storage = Storage(config, visual, visual, codec, room, reorder, dtype)
+        self.storage = Storage(config, visual, visual, codec, room, reorder, dtype, on_queries)
         super().__init__(layers=[WindowCacheLayer(self.storage, index) for index in range(config.num_hidden_layers)])
 
     @property

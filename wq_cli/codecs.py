@@ -10,11 +10,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from wq_cli.errors import UsageError
 from wq_cli.policies.base import FULL_PRECISION
 
 if TYPE_CHECKING:
     import torch
 
+    from wq_cli.blocks import TokenQuantizer, TorchBlock
     from wq_cli.transforms import Transform
     from wq_kernels import Block
 
@@ -56,7 +58,7 @@ class Codec(Coding):
     """How one side is stored. As a coding it stands for itself on both sides."""
 
     @abstractmethod
-    def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block:
+    def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block | TorchBlock:
         """Gather, quantize and pack one side of a segment.
 
         Args:
@@ -96,3 +98,34 @@ class ChannelInWindow(Codec):
         if bits == FULL_PRECISION:
             return self.window * full_bits
         return self.window * bits + METADATA_BITS
+
+
+@dataclass(frozen=True)
+class PerToken(Codec):
+    """Asymmetric round-to-nearest per token, over groups of its channels.
+
+    Attributes:
+        window: Tokens that a segment counts by; 1 where single tokens of a window may be missing.
+        quantizer: The groups, and how they are rounded.
+        levels: Of a code, where they are no power of two; None follows the plan's bits.
+    """
+
+    window: int
+    quantizer: TokenQuantizer
+    levels: int | None = None
+
+    def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block | TorchBlock:
+        """See `Codec.encode`.
+
+        Raises:
+            UsageError: The heads are no whole number of groups.
+        """
+        from wq_kernels import pack
+
+        if bits == FULL_PRECISION:
+            return pack(x, index, bits=bits, window=self.window)
+        tokens = x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+        try:
+            return self.quantizer.pack(tokens, levels=self.levels or 2**bits, window=self.window)
+        except ValueError as error:
+            raise UsageError(str(error), "give the policy another `group`") from error

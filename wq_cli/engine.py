@@ -152,6 +152,7 @@ def new_cache(model: VideoModel, batch: Batch, policy: Policy, room: int) -> Win
         room=room,
         reorder=settings.reorder,
         dtype=dtype,
+        on_queries=policy.observe_queries if policy.needs_queries else None,
     )
 
 
@@ -200,7 +201,7 @@ def prepare(
     policy = policies.create(settings)
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
     found = search(batch, settings, policy)
-    policy.begin(batch.visual)
+    policy.begin(batch.visual, model.decoder)
     cache = new_cache(model, batch, policy, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
@@ -259,7 +260,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
         on_layer(layer)
 
     measure = policy.needs_sensitivity and request.sensitivity is None
-    hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal)
+    hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal, policy.observe)
     with total(), windowed_attention(model), token_chunks(model.decoder), hooks:
         hidden = run_decoder(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
@@ -274,8 +275,12 @@ def _after_each_layer(
     measure: bool,
     calibrated: Sequence[float] | None,
     then: Callable[[int, float | None], None],
+    observe: Callable[[int, torch.Tensor], None],
 ) -> Iterator[None]:
-    """Hooks on the decoder layers: measure eq 9 if asked to, then call `then(layer, s_i)`. Always removed."""
+    """Hooks on the decoder layers: measure eq 9 if asked to, then call `then(layer, s_i)` and `observe(layer, stream)`.
+
+    They are always removed.
+    """
     before: dict[int, torch.Tensor] = {}
     measured: dict[int, HostCopy] = {}
     hooks = []
@@ -298,11 +303,12 @@ def _after_each_layer(
         hooks.append(norm.register_forward_pre_hook(after_attention, with_kwargs=True))
 
     def finish(index: int) -> Callable[..., None]:
-        def leave(*ignored: Any) -> None:
+        def leave(module: Any, args: Any, output: Any) -> None:
             if measure:  # on its way while the device runs the rest of the layer
                 then(index, float(measured[index].get()))
             else:
                 then(index, calibrated[index] if calibrated else None)
+            observe(index, output[0] if isinstance(output, tuple) else output)
 
         return leave
 

@@ -20,6 +20,10 @@ _REGISTRY = {
     "rtn4": ("uniform", "Rtn4"),
     "rtn2": ("uniform", "Rtn2"),
     "random": ("windowquant", "Random"),
+    "kivi": ("kivi", "Kivi"),
+    "akvq-vl": ("akvq_vl", "AkvqVl"),
+    "skvq": ("skvq", "Skvq"),
+    "smoothquant": ("smoothquant", "SmoothQuant"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from wq_cli.policies.options import Options, parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from wq_cli.codecs import Coding
@@ -86,20 +87,34 @@ class Policy(ABC):
     Attributes:
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
+        needs_queries: Whether `observe_queries` is called.
         options_type: What may be written behind the policy's name (`policies.options`).
         options: What was.
     """
 
     needs_scores: ClassVar[bool] = False
     needs_sensitivity: ClassVar[bool] = False
+    needs_queries: ClassVar[bool] = False
     options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, settings: Quantization) -> None:
         self.settings = settings
         self.options = parse(self.options_type, settings.policy)
 
-    def begin(self, visual: VisualTokens) -> None:  # noqa: B027 - most policies have nothing to ask
-        """Told once of the prompts, before anything else: where their visual tokens are."""
+    def begin(self, visual: VisualTokens, decoder: Any) -> None:  # noqa: B027 - most policies have nothing to ask
+        """Told once of the prompts, before anything else.
+
+        Args:
+            visual: Where their visual tokens are.
+            decoder: The language model that will run them; its `layers` are in order.
+        """
+
+    def observe_queries(self, layer: int, queries: torch.Tensor) -> None:
+        """Told of a layer's queries in the prefill, [B, Hq, L, D], rotary position applied, before it is planned."""
+        raise NotImplementedError
+
+    def observe(self, layer: int, stream: torch.Tensor) -> None:  # noqa: B027 - most policies have nothing to look at
+        """Told of the residual stream that leaves a layer, [B, L, D], after this layer was planned."""
 
     def coding(self) -> Coding:
         """How what was planned is stored."""
@@ -151,6 +166,10 @@ class Policy(ABC):
         raise UsageError(
             f"`--bits` and `--kv-memory` need a policy that ranks windows, `{self.settings.policy}` does not"
         )
+
+    def _same_width(self, windows: int, key_bits: int, value_bits: int) -> LayerPlan:
+        """One width for the keys and one for the values of all windows, whatever the settings fix."""
+        return LayerPlan(np.full(windows, key_bits), np.full(windows, value_bits))
 
     def _plan(self, widths: Sequence[tuple[int, int]], levels: NDArray[np.int64]) -> LayerPlan:
         """Levels to widths, the first window at full precision when the settings fix it.

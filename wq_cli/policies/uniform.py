@@ -1,18 +1,46 @@
-"""Uniform widths: the full-precision baseline and round-to-nearest (RTN) controls with WindowQuant's own codec.
+"""Uniform widths: the full-precision baseline and round-to-nearest (RTN) controls.
 
-Only the search is missing, so the distance to `windowquant` at equal effective bits is what the search is worth.
+By default they have WindowQuant's own codec, so that only the search is missing: the distance to `windowquant` at equal
+effective bits is what the search is worth. Other axes are the controls of methods that group along them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from wq_cli.errors import UsageError
 from wq_cli.policies.base import FULL_PRECISION, LayerPlan, Policy
+from wq_cli.policies.options import Options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from wq_cli.codecs import Coding
+
+KIVI_GROUP = 32
+
+
+@dataclass(frozen=True)
+class RtnOptions(Options):
+    """Options of `rtn8`, `rtn4` and `rtn2`.
+
+    Attributes:
+        axes: What shares a scale: `window`, the tokens of a window in each channel; `token`, channels of a token;
+            `kivi`, the first for keys and 32 channels of a token for values.
+        group: Channels of a token that share one where `axes` is `token`, in the order of KV heads.
+        centering: Whether the mean of every 32 tokens is taken away first where groups lie in a token.
+    """
+
+    axes: Literal["window", "token", "kivi"] = "window"
+    group: int = 128
+    centering: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group < 1:
+            raise UsageError("`group` of a uniform policy must be positive")
 
 
 class Uniform(Policy):
@@ -31,19 +59,38 @@ class Full(Uniform):
     bits = FULL_PRECISION
 
 
-class Rtn8(Uniform):
+class Rtn(Uniform):
+    """Asymmetric round-to-nearest."""
+
+    options_type = RtnOptions
+    options: RtnOptions
+
+    def coding(self) -> Coding:
+        if self.options.axes == "window":
+            return super().coding()
+        from wq_cli.blocks import TokenQuantizer
+        from wq_cli.codecs import ChannelInWindow, LayerCodec, PerToken
+
+        window, centred = self.settings.window, self.options.centering
+        if self.options.axes == "token":
+            return PerToken(window, TokenQuantizer(group=self.options.group, centred=centred))
+        values = PerToken(window, TokenQuantizer(group=KIVI_GROUP, centred=centred))
+        return LayerCodec(ChannelInWindow(window, self.settings.zero_point), values)
+
+
+class Rtn8(Rtn):
     """8 bits."""
 
     bits = 8
 
 
-class Rtn4(Uniform):
+class Rtn4(Rtn):
     """4 bits."""
 
     bits = 4
 
 
-class Rtn2(Uniform):
+class Rtn2(Rtn):
     """2 bits."""
 
     bits = 2

@@ -1,0 +1,166 @@
+"""SKVQ (arXiv 2405.06219): keys and values per token, over groups of channels that are alike, with a clipped range.
+
+Channels of all KV heads are clustered by the lowest and highest value they take (k-means); each cluster is a group. A
+group's range is clip * [min, max], its scale and minimum are float8 e4m3. The first 5 tokens of the prompt and the last
+128 stay at full precision.
+
+Our reading: clusters come from the request's own prompt instead of a text corpus, one factor clips all groups as in
+the released code, codes are computed from the pair as it is stored, and keys are stored with their rotary position.
+Text and what follows the prompt stay at full precision as for every policy here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wq_cli.codecs import Coding, LayerCodec, PerToken
+from wq_cli.errors import UsageError
+from wq_cli.policies.base import LayerPlan, Policy
+from wq_cli.policies.ends import Ends
+from wq_cli.policies.options import Options
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from wq_cli.placement import VisualTokens
+
+LEVELS = {"4": 16, "2": 4, "1.5": 3}
+WIDTHS = {"4": 4, "2": 2, "1.5": 2}  # in plans, whose widths are whole
+RESTARTS, STEPS = 10, 100
+
+
+@dataclass(frozen=True)
+class SkvqOptions(Options):
+    """Options of `skvq`.
+
+    Attributes:
+        key_bits, value_bits: 1.5 is three levels, five codes in a byte.
+        group: Channels of a group, on average; groups number Hkv * D / group.
+        reorder: Whether channels are clustered; else groups are neighbours.
+        clip: Factor on the range; the released code has 0.92 and 0.96.
+        clip_about: What clipping shrinks a range towards: `zero` is the released code, `middle` never shifts it.
+        fp8: Whether scales and minima are float8 e4m3 and not float16.
+        sinks, recent: Tokens at the start and at the end of the prompt that stay at full precision.
+        centering: Whether the mean of every 32 tokens is taken away first (not in the paper).
+    """
+
+    key_bits: Literal["4", "2", "1.5"] = "2"
+    value_bits: Literal["4", "2", "1.5"] = "2"
+    group: int = 128
+    reorder: bool = True
+    clip: float = 0.92
+    clip_about: Literal["zero", "middle"] = "zero"
+    fp8: bool = True
+    sinks: int = 5
+    recent: int = 128
+    centering: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group < 1 or min(self.sinks, self.recent) < 0:
+            raise UsageError("`group` of `skvq` must be positive, `sinks` and `recent` not negative")
+        if not 0 < self.clip <= 1:
+            raise UsageError("`clip` of `skvq` must lie in 0 to 1")
+
+
+class Skvq(Policy):
+    """See the module."""
+
+    options_type = SkvqOptions
+    options: SkvqOptions
+
+    def begin(self, visual: VisualTokens, decoder: Any) -> None:
+        self._ends = Ends.of(visual, self.options.sinks, self.options.recent)
+        self._coding = SkvqCoding(self.options, visual)
+
+    def coding(self) -> SkvqCoding:
+        return self._coding
+
+    def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
+        return self._ends.plan(WIDTHS[self.options.key_bits], WIDTHS[self.options.value_bits])
+
+
+@dataclass(frozen=True)
+class SkvqCoding(Coding):
+    """Groups of channels that are alike in the prompt at hand.
+
+    Attributes:
+        options: All of them.
+        visual: Tokens that are looked at.
+    """
+
+    options: SkvqOptions
+    visual: VisualTokens
+
+    def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
+        return LayerCodec(self._codec(keys, self.options.key_bits), self._codec(values, self.options.value_bits))
+
+    def _codec(self, x: torch.Tensor, bits: str) -> PerToken:
+        import torch
+
+        from wq_cli.blocks import TokenQuantizer
+
+        options = self.options
+        quantizer = TokenQuantizer(
+            group=options.group,
+            groups=self._groups(x) if options.reorder else None,
+            clip=options.clip,
+            clip_about=options.clip_about,
+            dtype=torch.float8_e4m3fn if options.fp8 else torch.float16,
+            centred=options.centering,
+        )
+        return PerToken(1, quantizer, LEVELS[bits])
+
+    def _groups(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Group of each channel, uint8 [Hkv, D]; None where there is one group only."""
+        import torch
+
+        heads, channels = x.shape[1], x.shape[3]
+        count = heads * channels // self.options.group
+        if not 1 < count <= 256:
+            return None
+        positions = self.visual.to(x.device).positions
+        visual = x.gather(2, positions[:, None, :, None].expand(-1, heads, -1, channels))
+        ends = torch.stack([visual.amin(dim=(0, 2)), visual.amax(dim=(0, 2))], dim=-1).flatten(0, 1)
+        labels = k_means(ends.double().cpu().numpy(), count)
+        return torch.from_numpy(labels).to(torch.uint8).view(heads, channels).to(x.device)
+
+
+def k_means(points: NDArray[np.float64], count: int, seed: int = 0) -> NDArray[np.int64]:
+    """Lloyd's algorithm from k-means++ starts, the best of 10.
+
+    Args:
+        points: [n, d].
+        count: Clusters, at most n.
+        seed: For the starts.
+
+    Returns:
+        Cluster of each point, [n].
+    """
+    random = np.random.default_rng(seed)
+    best, labels = np.inf, np.zeros(len(points), dtype=np.int64)
+    for _ in range(RESTARTS):
+        centres = points[[random.integers(len(points))]]
+        while len(centres) < count:
+            distance = _distances(points, centres).min(axis=1)
+            weights = distance / distance.sum() if distance.any() else None
+            centres = np.concatenate([centres, points[[random.choice(len(points), p=weights)]]])
+        for _ in range(STEPS):
+            nearest = _distances(points, centres).argmin(axis=1)
+            means = [points[nearest == k].mean(axis=0) if (nearest == k).any() else centres[k] for k in range(count)]
+            if np.array_equal(means, centres):
+                break
+            centres = np.stack(means)
+        distance = _distances(points, centres)
+        if distance.min(axis=1).sum() < best:
+            best, labels = distance.min(axis=1).sum(), distance.argmin(axis=1)
+    return labels
+
+
+def _distances(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Squared distances, [n, k]."""
+    squares: NDArray[np.float64] = ((points[:, None] - centres) ** 2).sum(axis=-1)
+    return squares

@@ -1,0 +1,115 @@
+"""SmoothQuant (arXiv 2211.10438, equation 4) applied to the KV cache, as SKVQ and AKVQ-VL compare with it.
+
+Channel j of the keys is divided by s_j = max|K_j|^a / max|Q_j|^(1-a) and the queries are multiplied by it; channel j of
+the values by max|V_j|^a / max|W_O,j|^(1-a), and the output of attention is multiplied by it. Then every token is
+quantized over groups of 128 channels.
+
+Our reading: maxima are those of the request's own prompt, of all query heads that share a KV head, and keys and queries
+are taken with their rotary position, which is exact where folding into the weights is not. The method was made for
+activations at 8 bits; 2 bits are what it is compared at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from wq_cli.codecs import Coding, LayerCodec, PerToken
+from wq_cli.errors import UsageError
+from wq_cli.policies.base import LayerPlan, Policy
+from wq_cli.policies.options import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from wq_cli.placement import VisualTokens
+
+MIN_SCALE = 1e-5
+
+
+@dataclass(frozen=True)
+class SmoothQuantOptions(Options):
+    """Options of `smoothquant`.
+
+    Attributes:
+        bits: Width of the codes.
+        alpha: a, how much of the range moves over to queries and output weights; 1 moves all of it.
+        group: Channels of all KV heads, in order, that share a scale.
+        centering: Whether the mean of every 32 tokens is taken away first (not in the paper).
+    """
+
+    bits: Literal[8, 4, 2] = 2
+    alpha: float = 0.5
+    group: int = 128
+    centering: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise UsageError("`alpha` of `smoothquant` must lie in 0 to 1")
+        if self.group < 1:
+            raise UsageError("`group` of `smoothquant` must be positive")
+
+
+class SmoothQuant(Policy):
+    """See the module."""
+
+    needs_queries: ClassVar[bool] = True
+    options_type = SmoothQuantOptions
+    options: SmoothQuantOptions
+
+    def begin(self, visual: VisualTokens, decoder: Any) -> None:
+        """
+        Raises:
+            UsageError: The output weights are not kept as numbers.
+        """
+        self._layers = decoder.layers
+        if not decoder.layers[0].self_attn.o_proj.weight.is_floating_point():
+            raise UsageError("`smoothquant` looks at the output weights", "leave `--weights 4bit` away")
+        self._query_max: dict[int, torch.Tensor] = {}
+
+    def observe_queries(self, layer: int, queries: torch.Tensor) -> None:
+        self._query_max[layer] = queries.abs().amax(dim=(0, 2))
+
+    def coding(self) -> Coding:
+        return SmoothCoding(self)
+
+    def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
+        return self._same_width(relevance.shape[1], self.options.bits, self.options.bits)
+
+    def maxima(self, layer: int, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest |Q_j| and |W_O,j| over the query heads of each KV head, [Hkv, D] each."""
+        queries = self._query_max.pop(layer)
+        weights = self._layers[layer].self_attn.o_proj.weight.detach().abs().amax(dim=0).view_as(queries)
+        of_query, of_weight = (x.unflatten(0, (heads, -1)).amax(dim=1) for x in (queries, weights))
+        return of_query, of_weight
+
+
+@dataclass(frozen=True)
+class SmoothCoding(Coding):
+    """Keys and values smoothed, then per token."""
+
+    policy: SmoothQuant
+
+    def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
+        from wq_cli.blocks import TokenQuantizer
+        from wq_cli.transforms import Smoothing
+
+        options = self.policy.options
+        of_query, of_weight = self.policy.maxima(layer, keys.shape[1])
+        transform = Smoothing(smooth(keys, of_query, options.alpha), smooth(values, of_weight, options.alpha))
+        codec = PerToken(self.policy.settings.window, TokenQuantizer(group=options.group, centred=options.centering))
+        return LayerCodec(codec, codec, transform)
+
+
+def smooth(x: torch.Tensor, other_max: torch.Tensor, alpha: float) -> torch.Tensor:
+    """s_j of every channel, in the dtype of x.
+
+    Args:
+        x: Keys or values, [B, Hkv, L, D].
+        other_max: Largest absolute value of what they are multiplied with, [Hkv, D].
+        alpha: a.
+    """
+    scale = x.abs().amax(dim=(0, 2)).float() ** alpha / other_max.float().clamp(min=MIN_SCALE) ** (1 - alpha)
+    return scale.clamp(min=MIN_SCALE).to(x.dtype)
