@@ -175,6 +175,7 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
             result.timing,
             decode_ms_per_token=per_token,
             tokens_per_second=1e3 / per_token if per_token else None,
+            steps=state.graph,
         ),
         notices=(*result.notices, describe.STUCK_NOTICE) if describe.is_stuck(ids) else result.notices,
     )

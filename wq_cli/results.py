@@ -120,6 +120,7 @@ class TimingResult:
         first_token_ms: Prefill, sealing included, up to the first token.
         seal_ms: Quantizing and packing alone.
         decode_ms_per_token: Median over the steps after the first token (None when there was none).
+        steps: How those steps ran: as a CUDA graph, or why not.
     """
 
     load_ms: float
@@ -130,6 +131,7 @@ class TimingResult:
     seal_ms: float
     decode_ms_per_token: float | None
     tokens_per_second: float | None
+    steps: str | None = None
 
 
 @dataclass(frozen=True)

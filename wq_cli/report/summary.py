@@ -47,6 +47,8 @@ def speed(result: AskResult, glyphs: Glyphs) -> Text:
         parts.append(f"{result.timing.tokens_per_second:.1f} tokens/s")
     if result.timing.decode_ms_per_token is not None:
         parts.append(f"{result.timing.decode_ms_per_token:.1f} ms per token")
+    if result.timing.steps == "CUDA graph":
+        parts.append("CUDA graph")
     if result.finish_reason == "length":
         parts.append("cut by --max-new-tokens")
     return Text(f" {glyphs.dot} ".join(parts), style="dim")
