@@ -199,6 +199,7 @@ def prepare(
         WqError: The budget is too small.
     """
     policy = policies.create(settings)
+    settings = policy.settings
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
     found = search(batch, settings, policy)
     policy.begin(batch.visual, model.decoder)

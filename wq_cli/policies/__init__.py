@@ -20,10 +20,12 @@ _REGISTRY = {
     "rtn4": ("uniform", "Rtn4"),
     "rtn2": ("uniform", "Rtn2"),
     "random": ("windowquant", "Random"),
+    "cocktail": ("cocktail", "Cocktail"),
     "kivi": ("kivi", "Kivi"),
     "akvq-vl": ("akvq_vl", "AkvqVl"),
     "skvq": ("skvq", "Skvq"),
     "smoothquant": ("smoothquant", "SmoothQuant"),
+    "vidkv": ("vidkv", "VidKv"),
 }
 
 

@@ -50,9 +50,10 @@ class WindowQuant(Policy):
         """Level of each window after the vote, [W]: 0 below T_low, 2 above T_high, else 1."""
         if self._budget_levels is not None:
             return self._budget_levels[layer].copy()
-        if sensitivity is None:
+        found = self.thresholds(sensitivity)
+        if found is None:
             raise ValueError("windowquant needs the sensitivity of the layer")
-        low, high = windows.thresholds(sensitivity, self.settings.alpha)
+        low, high = found
         return windows.vote(1 + (relevance > high).astype(np.int64) - (relevance < low))
 
     def fit_budget(self, relevance: NDArray[np.float64], sensitivity: Sequence[float] | None, budget: Budget) -> None:
