@@ -7,9 +7,9 @@ They are those of methods whose groups lie along the channels of a token, or who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,11 @@ class TorchBlock(ABC):
         """Bytes of everything but the codes."""
         return self.nbytes - self.data.nbytes
 
+    def rows(self, index: Tensor) -> Self:
+        """Some rows of the batch, in the order given, int64 [n]."""
+        tensors = {name: getattr(self, name, None) for name in ("data", "scale", "minimum", "centre")}
+        return replace(self, **{k: x.index_select(0, index) for k, x in tensors.items() if x is not None})  # type: ignore[type-var]
+
 
 @dataclass(frozen=True)
 class TorchSegment:
@@ -87,6 +92,11 @@ def segment(key: Block | TorchBlock, value: Block | TorchBlock) -> Segment | Tor
 def read(block: Block | TorchBlock, dtype: torch.dtype) -> Tensor:
     """All values of a block, [B, Hkv, W * S, D]."""
     return unpack(block, dtype) if isinstance(block, Block) else block.read(0, block.windows, dtype)
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Tokens [B, Hkv, n, D] of keys or values [B, Hkv, L, D] by their places, int64 [B, n]."""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 @lru_cache
@@ -242,3 +252,121 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Float32 rounded to what a dtype can hold."""
     limit = torch.finfo(dtype).max
     return x.clamp(-limit, limit).to(dtype).float()
+
+
+@dataclass(frozen=True)
+class ChannelBlock(TorchBlock):
+    """Every channel has a scale for each window of tokens, at any number of levels.
+
+    Attributes:
+        levels: Of a code, 2 to 256.
+        data: `pack_digits` of the channels of each token, uint8 [B, Hkv, W * S, C].
+        scale: float16 [B, Hkv, W, D].
+        minimum: As `scale`; None where levels lie evenly about 0: x = scale * (code - (levels - 1) / 2).
+    """
+
+    levels: int
+    window: int
+    channels: int
+    data: Tensor
+    scale: Tensor
+    minimum: Tensor | None = None
+
+    @classmethod
+    def of_range(cls, x: Tensor, levels: int, window: int) -> ChannelBlock:
+        """Asymmetric round-to-nearest between the ends of each group, [B, Hkv, W * S, D]."""
+        grouped = x.float().unflatten(2, (-1, window))
+        lo, hi = grouped.amin(dim=3), grouped.amax(dim=3)
+        scale, lo = _rounded((hi - lo) / (levels - 1), torch.float16), _rounded(lo, torch.float16)
+        codes = (grouped - lo.unsqueeze(3)) / torch.where(scale > 0, scale, 1.0).unsqueeze(3)
+        data = pack_digits(codes.round_().clamp_(0, levels - 1).to(torch.uint8).flatten(2, 3), levels)
+        return cls(levels, window, x.shape[3], data, scale.half(), lo.half())
+
+    @classmethod
+    def of_sign(cls, x: Tensor, levels: Literal[2, 3], window: int) -> ChannelBlock:
+        """Signs times the mean magnitude m of each group; with three levels what is below m / 2 becomes 0."""
+        grouped = x.float().unflatten(2, (-1, window))
+        mean = _rounded(grouped.abs().mean(dim=3), torch.float16)
+        if levels == 2:
+            codes, scale = grouped > 0, 2 * mean
+        else:
+            codes, scale = 1 + grouped.sign() * (grouped.abs() > mean.unsqueeze(3) / 2), mean
+        data = pack_digits(codes.to(torch.uint8).flatten(2, 3), levels)
+        return cls(levels, window, x.shape[3], data, scale.half())
+
+    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        tokens = slice(start * self.window, stop * self.window)
+        compute = torch.promote_types(dtype, torch.float32)
+        x = unpack_digits(self.data[:, :, tokens], self.levels, self.channels).to(compute)
+        if self.minimum is None:
+            x -= (self.levels - 1) / 2
+        x = x.unflatten(2, (stop - start, self.window)) * self.scale[:, :, start:stop].unsqueeze(3)
+        if self.minimum is not None:
+            x += self.minimum[:, :, start:stop].unsqueeze(3)
+        return x.flatten(2, 3).to(dtype)
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """Fourier transform along the last dimension as n real numbers: [..., n] to [..., n].
+
+    Real parts from frequency 0 up, then the imaginary parts that are not 0 for every real signal.
+    """
+    n = x.shape[-1]
+    if n == 0:
+        return x
+    complex_half = torch.fft.rfft(x, norm="ortho")
+    return torch.cat([complex_half.real, complex_half.imag[..., 1 : (n + 1) // 2]], dim=-1)
+
+
+def signal(x: Tensor) -> Tensor:
+    """The inverse of `spectrum`."""
+    n = x.shape[-1]
+    if n == 0:
+        return x
+    real, imaginary = x.split([n // 2 + 1, (n - 1) // 2], dim=-1)
+    imaginary = torch.nn.functional.pad(imaginary, (1, real.shape[-1] - imaginary.shape[-1] - 1))
+    return torch.fft.irfft(torch.complex(real.contiguous(), imaginary), n=n, norm="ortho")
+
+
+@dataclass(frozen=True)
+class SpectrumBlock(TorchBlock):
+    """Some channels as they are, the others by their spectrum.
+
+    Attributes:
+        wide: The first.
+        rest: The spectrum of the others.
+        wide_channels: Which are the first, ascending, int16 [n].
+    """
+
+    window: int
+    wide: ChannelBlock
+    rest: ChannelBlock
+    wide_channels: Tensor
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        return self.wide.channels + self.rest.channels
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.rest.data
+
+    @property
+    def nbytes(self) -> int:
+        return self.wide.nbytes + self.rest.nbytes + self.wide_channels.nbytes
+
+    @property
+    def metadata_nbytes(self) -> int:
+        return self.wide.metadata_nbytes + self.rest.metadata_nbytes + self.wide_channels.nbytes
+
+    def rows(self, index: Tensor) -> Self:
+        return replace(self, wide=self.wide.rows(index), rest=self.rest.rows(index))
+
+    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        compute = torch.promote_types(dtype, torch.float32)
+        rest = signal(self.rest.read(start, stop, compute))
+        is_wide = torch.zeros(self.channels, dtype=torch.bool, device=rest.device)
+        is_wide[self.wide_channels.long()] = True
+        x = rest.new_empty(*rest.shape[:-1], self.channels)
+        x[..., is_wide], x[..., ~is_wide] = self.wide.read(start, stop, compute), rest
+        return x.to(dtype)

@@ -328,11 +328,13 @@ class WindowCacheLayer(CacheLayerMixin):
         self.segments = [segment(_rows(s.key, beam_idx), _rows(s.value, beam_idx)) for s in self.segments]
 
 
-def _rows(block: Block | TorchBlock, index: torch.Tensor) -> Any:
+def _rows(block: Block | TorchBlock, index: torch.Tensor) -> Block | TorchBlock:
     """Some rows of the batch of a block, in the order given."""
-    tensors = {name: getattr(block, name, None) for name in ("data", "scale", "minimum", "centre")}
-    picked = {name: x.index_select(0, index.to(x.device)) for name, x in tensors.items() if x is not None}
-    return replace(block, **picked)  # type: ignore[type-var]
+    index = index.to(block.data.device)
+    if isinstance(block, TorchBlock):
+        return block.rows(index)
+    tensors = {name: getattr(block, name) for name in ("data", "scale", "minimum")}
+    return replace(block, **{name: x.index_select(0, index) for name, x in tensors.items() if x is not None})
 
 
 class WindowCache(Cache):

@@ -120,12 +120,12 @@ class PerToken(Codec):
         Raises:
             UsageError: The heads are no whole number of groups.
         """
+        from wq_cli.blocks import gather
         from wq_kernels import pack
 
         if bits == FULL_PRECISION:
             return pack(x, index, bits=bits, window=self.window)
-        tokens = x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
         try:
-            return self.quantizer.pack(tokens, levels=self.levels or 2**bits, window=self.window)
+            return self.quantizer.pack(gather(x, index), levels=self.levels or 2**bits, window=self.window)
         except ValueError as error:
             raise UsageError(str(error), "give the policy another `group`") from error
