@@ -180,6 +180,28 @@ def test_kernel_shares(
     kernel.plan_attend.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("widths", "launched"),
+    [
+        ([(2, 2)], [(4, 4), (2, 2)]),
+        ([(4, 4)], [(4, 4), (2, 2)]),
+        ([(2, 2), (4, 4)], [(4, 4), (2, 2)]),
+        ([(4, 2)], [(4, 2)]),
+        ([(16, 16), (2, 2)], [(16, 16), (2, 2)]),
+        ([(2, 2), (2, 2)], [(2, 2), (2, 2)]),
+        ([], []),
+    ],
+)
+def test_usual_widths_are_compiled_together(widths: list[tuple[int, int]], launched: list[tuple[int, int]]) -> None:
+    from wq_kernels.ops.attend.kernel import with_usual_widths
+
+    case = Case(tuple((*pair, 32, 2) for pair in widths))
+    segments = Attention(case, torch.float16).segments
+    given = with_usual_widths(segments)
+    assert [(segment.key.bits, segment.value.bits) for segment in given] == launched
+    assert sum(segment.tokens for segment in given) == 64 * len(widths)
+
+
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("length", [1, 16, 40])
 def test_length_on_the_device(device: torch.device, dequantized: Values, length: int) -> None:

@@ -29,11 +29,13 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from wq_kernels.launch import AttendTile, Stretch, card, choose_tile, next_power_of_two, plan_attend, segment_shape
-from wq_kernels.layout import Block, Segment
+from wq_kernels.layout import Block, Segment, words_per_token
 from wq_kernels.ops.attend.planes import code_planes, load_scales, load_words, position, rows_of, slice_channel
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = 1.4426950408889634
+# Every set of widths is a kernel of its own, which takes seconds to compile: these always come together.
+USUAL_WIDTHS = ((4, 4), (2, 2))
 # Of a subnormal float16 to its mantissa.
 CODE_UNIT = tl.constexpr(16777216.0)
 
@@ -489,6 +491,29 @@ def opaque(n: int) -> int:
     return 16 * n + 8
 
 
+def with_usual_widths(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Segments of some of the usual widths, with empty ones for the others."""
+    found = {(segment.key.bits, segment.value.bits): segment for segment in segments}
+    same_window = len({segment.key.window for segment in segments}) == 1
+    if len(found) < len(segments) or not found.keys() <= set(USUAL_WIDTHS) or not same_window:
+        return segments
+    return [found[widths] if widths in found else empty_like(segments[0], *widths) for widths in USUAL_WIDTHS]
+
+
+def empty_like(segment: Segment, *widths: int) -> Segment:
+    """A segment of no windows."""
+    scale = segment.key.scale
+    assert scale is not None
+    none = scale[:, :, :0].contiguous()
+    window, channels = segment.key.window, segment.key.channels
+    words = [words_per_token(channels, bits) for bits in widths]
+    blocks = [
+        Block(bits, window, channels, none.new_empty(*none.shape[:3], count, dtype=torch.int16), none, none)
+        for bits, count in zip(widths, words, strict=True)
+    ]
+    return Segment(*blocks)
+
+
 def extent(stretch: Stretch) -> tuple[int, ...]:
     """What a kernel needs to know of a stretch."""
     return tuple(opaque(n) for n in (stretch.units, stretch.cost, stretch.start, stretch.slots, stretch.first_tile))
@@ -509,6 +534,7 @@ def attend(
     batch, query_heads, queries, channels = query.shape
     heads = raw_key.shape[1]
     group = query_heads // heads
+    segments = with_usual_widths(segments)
     shapes = tuple(segment_shape(segment) for segment in segments)
     gpu = card(query.device)
     tile = tile or choose_tile(group * queries, channels, shapes, gpu)
