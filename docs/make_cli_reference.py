@@ -49,7 +49,8 @@ def _command(command: Any, context: Any) -> Iterator[str]:
     for name in command.list_commands(context):
         child = command.get_command(context, name)
         below = typer.Context(child, info_name=name, parent=context)
-        if hasattr(child, "list_commands"):
+        is_group = hasattr(child, "list_commands")
+        if is_group and not child.invoke_without_command:
             yield from _command(child, below)
             continue
         yield f"## {below.command_path}\n"
@@ -58,6 +59,8 @@ def _command(command: Any, context: Any) -> Iterator[str]:
         yield from _parameters(child.get_params(below))
         if child.epilog:
             yield "```sh\n" + "\n".join(line.removeprefix("$ ") for line in child.epilog.splitlines()[1:]) + "\n```\n"
+        if is_group:
+            yield from _command(child, below)
 
 
 def _parameters(params: list[Any]) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from wq_cli import console
-from wq_cli.commands import ask, bench, calibrate, doctor, eval, inspect, profiles, pull, scenes
-from wq_cli.commands.groups import Command, Group
+from wq_cli.commands import ablation, ask, bench, calibrate, doctor, eval, inspect, profiles, pull, scenes
+from wq_cli.commands.groups import Command, Group, RunnableGroup
 from wq_cli.errors import WqError
 
 EXIT_BUG = 3
@@ -33,11 +33,15 @@ app = typer.Typer(
 )
 app.command("ask", cls=Command, epilog=ask.EXAMPLES)(ask.ask)
 app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
-app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
 app.command("eval", cls=Command, epilog=eval.EXAMPLES)(eval.evaluate)
 app.command("calibrate", cls=Command, epilog=calibrate.EXAMPLES)(calibrate.calibrate)
 app.command("pull", cls=Command, epilog=pull.EXAMPLES)(pull.pull)
 app.command("doctor", cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
+
+_bench = typer.Typer(cls=RunnableGroup, epilog=bench.EXAMPLES)
+_bench.callback(invoke_without_command=True, epilog=bench.EXAMPLES)(bench.bench)
+_bench.command("ablation", cls=Command, epilog=ablation.EXAMPLES)(ablation.ablation)
+app.add_typer(_bench, name="bench")
 
 _profiles = typer.Typer(cls=Group, help="List, show, check and choose model profiles.", epilog=profiles.EXAMPLES)
 _profiles.command("list", cls=Command)(profiles.list_)
@@ -49,6 +53,7 @@ app.add_typer(_profiles, name="profiles")
 _scenes = typer.Typer(cls=Group, help="Render clips of the world that the demo model knows.", epilog=scenes.EXAMPLES)
 _scenes.command("make", cls=Command, epilog=scenes.EXAMPLES)(scenes.make)
 app.add_typer(_scenes, name="scenes")
+_GROUPS = {"bench": _bench, "profiles": _profiles, "scenes": _scenes}
 
 
 def _print_version(wanted: bool) -> None:
@@ -124,8 +129,9 @@ def _options(arguments: list[str]) -> list[str]:
 def _command(arguments: list[str]) -> str:
     """`ask`, or `profiles show`, as far as the line goes."""
     words = [argument for argument in _options(arguments) if not argument.startswith("-")]
-    is_group = any(group.name == words[0] for group in app.registered_groups) if words else False
-    return " ".join(words[: 2 if is_group else 1])
+    group = _GROUPS.get(words[0]) if words else None
+    is_below = group is not None and any(command.name in words[1:2] for command in group.registered_commands)
+    return " ".join(words[: 2 if is_below else 1])
 
 
 def _fail(arguments: list[str], message: str, hint: str | None, code: int) -> int:

@@ -297,6 +297,48 @@ Result = AskResult | InspectResult | BenchResult | EvalResult
 
 @dataclass(frozen=True)
 class Failure:
+@dataclass(frozen=True)
+class AblationResult:
+    """One of the paper's experiments on settings, each row a changed one.
+
+    Attributes:
+        name: What `wq bench ablation` calls it.
+        source: Table or figure of the paper.
+        paper: What the paper has for a row, by its label, in its own measures.
+    """
+
+    command: str
+    name: str
+    source: str
+    paper: dict[str, str]
+    evaluation: EvalResult
+
+
+@dataclass(frozen=True)
+class CurveResult:
+    """One of the paper's looks inside a model: values along windows or layers.
+
+    Attributes:
+        name, source: As in `AblationResult`.
+        says: What the curves are, in one sentence.
+        curves: By label; the first is the mean over the questions.
+    """
+
+    command: str
+    name: str
+    source: str
+    says: str
+    x_label: str
+    y_label: str
+    curves: dict[str, tuple[float, ...]]
+    model: ModelResult
+    questions: int
+    frames: int
+    seed: int
+    versions: dict[str, str]
+    date: str
+
+
     """What `--json` prints when a command fails."""
 
     command: str

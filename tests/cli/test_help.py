@@ -17,7 +17,10 @@ from wq_cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "triton", "av", "numpy", "torchvision", "PIL")
-COMMANDS = ["", "ask", "inspect", "bench", "doctor", "profiles", "profiles list", "profiles use", "scenes make"]
+COMMANDS = [
+    "", "ask", "inspect", "bench", "bench ablation", "eval", "doctor", "profiles", "profiles list", "profiles use",
+    "scenes make",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", ["", "--help", "ask -h", "--version", "ask", "ask --wrong", "bench -h"])
@@ -79,7 +82,7 @@ def test_every_example_in_the_help_is_a_valid_command_line(line: str) -> None:
     words = shlex.split(line.rpartition("| ")[2])
     assert words[0] == "wq"
     command, arguments, context = typer.main.get_command(app), words[1:], None
-    while hasattr(command, "commands"):
+    while arguments and arguments[0] in getattr(command, "commands", {}):
         context = typer.Context(command, parent=context)
         command, arguments = command.commands[arguments[0]], arguments[1:]
     command.make_context("wq", arguments, parent=context, resilient_parsing=True)

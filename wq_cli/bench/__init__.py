@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from wq_cli.models.base import Prompt, VideoModel
     from wq_cli.pipeline import Listener
+    from wq_cli.profile import Profile
     from wq_cli.results import ModelResult, VideoResult
 
 # What is compared when nothing is named: the baseline, WindowQuant, its controls, and uniform widths of the same codec.
@@ -170,3 +171,28 @@ def made_with(model: VideoModel) -> dict[str, str]:
     if model.device.type == "cuda":
         parts["card"] = torch.cuda.get_device_name(model.device)
     return parts
+@dataclass(frozen=True)
+class OpenedModel:
+    """A profile's model, ready, and how results speak of it; sensitivities as `pipeline` finds them."""
+
+    profile: Profile
+    model: VideoModel
+    sensitivity: Sequence[float] | None
+    described: ModelResult
+
+
+def open_model(settings: Settings, listener: Listener) -> OpenedModel:
+    """The model that `--model` or the profile names.
+
+    Raises:
+        WqError: It cannot be had.
+    """
+    from wq_cli import profile as profiles
+
+    profile, named = profiles.load(settings.runtime.profile), settings.runtime.model
+    listener.stage("load")
+    model = pipeline.load_model(pipeline.open_checkpoint(profile, settings, listener), settings, listener)
+    described = describe.model(model, named or profile.name, named is None and profile.model == pipeline.DEMO_MODEL)
+    return OpenedModel(profile, model, pipeline.calibrated_sensitivity(profile, model, settings), described)
+
+

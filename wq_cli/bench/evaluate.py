@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wq_cli import describe, pipeline, policies, room, suites
-from wq_cli.bench import FULL, made_with
+from wq_cli.bench import FULL, made_with, open_model
 from wq_cli.bench.record import Record
 from wq_cli.bench.scoring import TEMPLATES, Scorer, prompt_text, row
 from wq_cli.config import AnswerMode, Quantization, Settings
@@ -85,23 +85,20 @@ def evaluate(
 
     seed = settings.quantization.seed
     items, skipped = suites.load(asked.suite, asked.folder, questions=asked.count, seed=seed)
-    profile = profiles.load(settings.runtime.profile)
-    settings = replace(settings, sampling=replace(settings.sampling, frames=settings.sampling.frames or profile.frames))
+    frames = settings.sampling.frames or profiles.load(settings.runtime.profile).frames
+    settings = replace(settings, sampling=replace(settings.sampling, frames=frames))
     with pipeline.backend(settings):
-        listener.stage("load")
-        model = pipeline.load_model(pipeline.open_checkpoint(profile, settings, listener), settings, listener)
-        sensitivity = pipeline.calibrated_sensitivity(profile, model, settings)
-        named = settings.runtime.model
-        described = describe.model(model, named or profile.name, named is None and profile.model == pipeline.DEMO_MODEL)
+        opened = open_model(settings, listener)
+        model, sensitivity = opened.model, opened.sensitivity
         conditions = {
             "command": command,
             "suite": asked.suite,
-            "model": asdict(described),
+            "model": asdict(opened.described),
             "chat_template": getattr(model.processor, "chat_template", None),
             "template": TEMPLATES[asked.mode],
             "answer": asked.mode,
-            "frames": settings.sampling.frames,
-            "max_side": profile.max_side,
+            "frames": frames,
+            "max_side": opened.profile.max_side,
             "answer_tokens": settings.generation.max_new_tokens,
             "questions": len(items),
             "seed": seed,
@@ -113,7 +110,7 @@ def evaluate(
         kept = Record(record, conditions)
         scorer = Scorer(model, rows, settings.generation, asked.mode, sensitivity)
         listener.stage("ask", len(items))
-        left_out = list(_ask_all(scorer, items, kept, profile, settings, listener))
+        left_out = list(_ask_all(scorer, items, kept, opened.profile, settings, listener))
     scored = [kept.scored[item.id] for item in items if item.id in kept.scored]
     if not scored:
         raise WqError(f"no question of `{asked.suite}` can be asked: {left_out[0].reason}")
@@ -121,10 +118,10 @@ def evaluate(
     return EvalResult(
         command=command,
         suite=asked.suite,
-        model=described,
+        model=opened.described,
         settings=describe.policy(settings.quantization).settings,
         seed=seed,
-        frames=settings.sampling.frames or profile.frames,
+        frames=frames,
         clips=len({question.clip for question in scored}),
         questions=len(scored),
         answer=asked.mode,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from wq_cli import policies as registry
 from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
@@ -55,6 +57,7 @@ def bench(
     prompt: Prompt = "what happens?",
     sampling: Sampling,
     limits: Limits,
+    ctx: typer.Context,
     batch: Batch = 1,
     runtime: Runtime,
     random_weights: RandomWeights = False,
@@ -72,6 +75,10 @@ def bench(
         ("--fidelity-tokens", fidelity_tokens, 0),
     ):
         if value < least:
+    if ctx.invoked_subcommand:
+        if any(source.name == "COMMANDLINE" for source in map(ctx.get_parameter_source, ctx.params) if source):
+            raise UsageError(f"options of `{ctx.invoked_subcommand}` come after its name")
+        return
             raise UsageError(f"`{name} {value}` is below {least}")
     names = None if policies is None else split_policies(policies)
     output.check(picture=plot, video=video)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,7 @@ Plot = Annotated[
 ]
 
 
-@grouped
+@partial(grouped, replaced=("bits",))
 def evaluate(
     suite: Suite,
     *,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -124,16 +124,19 @@ _GROUPS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def grouped(command: Callable[..., None], replaced: Container[str] = ()) -> Callable[..., None]:
     """Replace each parameter that has the type of a group by the options of that group.
 
-    Typer reads the resulting signature; an option that two groups share (`--seed`) appears once and reaches both. A
-    parameter of the command itself takes the place of the group's of the same name, which keeps its default.
+    Typer reads the resulting signature; an option that two groups share (`--seed`) appears once and reaches both.
+
+    Args:
+        command: With parameters of its own and of group types.
+        replaced: Options of groups that the command has a reading of its own for; the groups keep their defaults.
     """
     own = inspect.signature(command, eval_str=True).parameters
     groups = {name: _GROUPS[p.annotation] for name, p in own.items() if p.annotation in _GROUPS}
     offered = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
-    members = {name: {key: p for key, p in group.items() if key not in own} for name, group in offered.items()}
+    members = {name: {key: p for key, p in group.items() if key not in replaced} for name, group in offered.items()}
     flat: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
         for member, option in members.get(name, {name: parameter}).items():
@@ -164,6 +167,13 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _tidy(super().get_params(ctx), None)
+
+
+class RunnableGroup(TyperGroup):
+    """A group that does something of its own when none of its commands is named."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _tidy(super().get_params(ctx), opt.OUTPUT)
 
 
 def _tidy(params: list[Any], help_panel: str | None) -> list[Any]:

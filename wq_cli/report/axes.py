@@ -31,8 +31,15 @@ def colour_of(index: int) -> Colour:
 
 def decades(values: Sequence[float]) -> tuple[float, float]:
     """Powers of ten around positive values, at least one apart."""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) - 1e-9)
     return 10.0**low, 10.0 ** max(high, low + 1)
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """Four to ten values between two, a step of 1, 2 or 5 times a power of ten apart."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(times * power for times in (5, 2, 1) if (high - low) / (times * power) >= 4)
+    return [step * place for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 class Axes:
@@ -73,7 +80,7 @@ class Axes:
         if self._log_y:
             y_ticks = [10.0**power for power in range(round(math.log10(low)), round(math.log10(high)) + 1)]
         else:
-            y_ticks = [low + (high - low) * step / 5 for step in range(6)]
+            y_ticks = round_values(low, high)
         for value in y_ticks:
             _, y = self.place(self._x_range[0], value)
             draw.line([(self._left, y), (self._right, y)], PALE)
@@ -86,17 +93,25 @@ class Axes:
         draw.text((self._right, self._bottom + 32), x_label, GREY, font(_SMALL), anchor="ra")
         draw.line([(self._left, self._bottom), (self._right, self._bottom)], GREY)
 
+    def legend(self, names: Sequence[str], colours: Sequence[Colour]) -> None:
+        """Names behind dots of their colours, in a row that ends at the right, above the plot."""
+        right: float = self._right
+        for name, colour in reversed(list(zip(names, colours, strict=True))):
+            left = right - self._draw.textlength(name, font(_SMALL))
+            top = self._top - _HEADING + 2
+            self._draw.text((left, top), name, INK, font(_SMALL))
+            self._draw.ellipse((left - 22, top + 2, left - 22 + 2 * _DOT, top + 2 + 2 * _DOT), colour)
+            right = left - 44
+
     def line(self, points: Sequence[tuple[float, float]], colour: Colour, width: int = 2) -> None:
         """Points joined in order."""
         self._draw.line([self.place(*point) for point in points], colour, width)
 
-    def point(self, x: float, y: float, colour: Colour, name: str = "") -> None:
+    def point(self, x: float, y: float, colour: Colour, name: str) -> None:
         """A dot and its name above it, higher where another name is in the way."""
         draw = self._draw
         across, up = self.place(x, y)
         draw.ellipse((across - _DOT, up - _DOT, across + _DOT, up + _DOT), colour)
-        if not name:
-            return
         name = canvas.fitted(draw, name, (self._right - self._left) / 3, _SMALL)
         length = draw.textlength(name, font(_SMALL))
         left = min(max(across - length / 2, self._left + 4), self._right - length)

@@ -1,4 +1,4 @@
-"""The front of `wq eval` as a picture: KL and accuracy against effective bits, the budgets of one policy joined."""
+"""Rows of an evaluation as a picture: KL and accuracy against effective bits, the budgets of one policy joined."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def draw_front(result: EvalResult) -> bytes:
     colours = _colours(rows)
     for row in rows:
         ends = [(row.effective_bits, row.accuracy + sign * row.standard_error) for sign in (-1, 1)]
-        axes.line(ends, colours[row.policy], width=1)
+        axes.line(ends, colours[_series(row)], width=1)
     _draw_rows(axes, rows, lambda row: row.accuracy, best=max)
     return canvas.png(image)
 
@@ -68,8 +68,13 @@ def front(
     return kept
 
 
+def _series(row: EvalRow) -> str:
+    """What is joined: one policy at several budgets."""
+    return row.label if row.bits_asked is None else row.policy
+
+
 def _colours(rows: Sequence[EvalRow]) -> dict[str, Colour]:
-    return {policy: colour_of(index + 1) for index, policy in enumerate(dict.fromkeys(row.policy for row in rows))}
+    return {series: colour_of(index + 1) for index, series in enumerate(dict.fromkeys(map(_series, rows)))}
 
 
 def _draw_rows(
@@ -80,8 +85,8 @@ def _draw_rows(
 ) -> None:
     colours = _colours(rows)
     axes.line([(row.effective_bits, value(row)) for row in front(rows, value, best)], PALE, width=12)
-    for policy, colour in colours.items():
-        mine = sorted((row for row in rows if row.policy == policy), key=lambda row: row.effective_bits)
+    for series, colour in colours.items():
+        mine = sorted((row for row in rows if _series(row) == series), key=lambda row: row.effective_bits)
         axes.line([(row.effective_bits, value(row)) for row in mine], colour)
         for row in mine:
             axes.point(row.effective_bits, value(row), colour, row.label)
