@@ -1,0 +1,176 @@
+"""Every method per token on a tiny model: both attentions, the bytes there are, batches, beams, steps."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import llava_onevision
+
+from wq_cli import decoding, engine, policies
+from wq_cli.cache import VisualTokens, WindowCache
+from wq_cli.config import Generation, Quantization
+from wq_cli.models import loading
+from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.transforms import Smoothing
+
+# The tiny model has 2 KV heads of 16 channels, so groups are smaller than in the papers.
+METHODS = (
+    "rtn2:axes=token:group=32",
+    "rtn4:axes=token:group=16:centering=on",
+    "rtn4:axes=kivi",
+    "kivi:residual=32",
+    "kivi:bits=4:group=16:residual=16",
+    "akvq-vl:recent=16:pivots=5:pivot_layer=1:tsa_layers=1",
+    "akvq-vl:recent=16:centering=on",
+    "skvq:group=8:recent=16",
+    "skvq:group=32:value_bits=1.5:key_bits=4:fp8=off:recent=30:reorder=off",
+    "smoothquant:group=32:bits=4",
+    "vidkv",
+    "vidkv:key_bits=1.5:value_bits=1.58",
+)
+QUESTIONS = ["what happens in the video ?", "is there a dog ?", "what ?"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> VideoModel:
+    return loading.load(str(llava_onevision(tmp_path_factory.mktemp("onevision"))), torch.device("cpu"), "auto")
+
+
+@pytest.fixture(scope="module")
+def prompts(model: VideoModel) -> list[Prompt]:
+    frames = np.random.default_rng(0).integers(0, 256, (37, 40, 52, 3), dtype=np.uint8)
+    visual = model.encode(frames, np.arange(37) / 2.0)
+    return [model.prompt(question, visual) for question in QUESTIONS]
+
+
+def settings(spec: str, **how: Any) -> Quantization:
+    return Quantization(spec, window=8, **how)
+
+
+def prefilled(model: VideoModel, prompts: list[Prompt], spec: str, **how: Any) -> engine.Prefilled:
+    return engine.prefill(model, engine.prepare(model, prompts, settings(spec), room=8, **how))
+
+
+def asked(model: VideoModel, prompts: list[Prompt], spec: str) -> torch.Tensor:
+    """Logits of every token of the questions, read through the packed cache."""
+    state = prefilled(model, prompts, spec, until_visual_end=True)
+    embeds, positions = engine.after_video(prompts)
+    return engine.extend(model, state, embeds, last_only=False, positions=positions)
+
+
+def answer(model: VideoModel, state: engine.Prefilled, tokens: int = 8) -> list[list[int]]:
+    steps = decoding.decode(model, state, Generation(max_new_tokens=tokens), stop_at_eos=False)
+    return torch.stack(list(steps), dim=1).tolist()
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_what_attention_sees_is_what_is_stored(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """The fused path and transformers' own attention over everything dequantized give the same logits."""
+    state = prefilled(model, prompts[:1], spec, until_visual_end=True)
+    embeds, positions = engine.after_video(prompts[:1])
+    with torch.inference_mode():
+        theirs = model.logits(engine.run_decoder(model, embeds, positions, state.cache))
+    ours = asked(model, prompts[:1], spec)
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+    full = asked(model, prompts[:1], "fp16")
+    assert not torch.allclose(ours, full, atol=1e-3)  # something was quantized
+
+
+def tensors_in(held: object) -> list[torch.Tensor]:
+    """Every tensor of a block or a transform, those of blocks inside it too."""
+    values = list(vars(held).values())
+    inner = [x for value in values if hasattr(value, "levels") for x in tensors_in(value)]
+    return [x for x in values if isinstance(x, torch.Tensor)] + inner
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_bits_are_those_of_the_tensors_that_exist(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    cache = prefilled(model, prompts[:1], spec).cache
+    held = visual = 0
+    for layer in cache.layers:
+        tensors = [x for s in layer.segments for block in (s.key, s.value) for x in tensors_in(block)]
+        if isinstance(layer.transform, Smoothing):  # a rotation is a constant of the method
+            tensors += tensors_in(layer.transform)
+        packed = sum(x.numel() * x.element_size() for x in tensors)
+        held += packed + sum(x.numel() * x.element_size() for x in layer.run)
+        tokens = cache.visual.positions.shape[1] - sum(segment.tokens for segment in layer.segments)
+        visual += packed + 2 * tokens * 2 * 16 * 4  # keys and values of 2 heads of 16 channels in float32
+    assert held == cache.nbytes
+    assert cache.visual_bits == 8 * visual / (3 * 2 * cache.visual.positions.shape[1] * 2 * 16)
+    assert cache.visual_bits < 32
+
+
+@pytest.mark.parametrize("spec", ["akvq-vl:recent=9999", "skvq:recent=9999:group=32", "kivi:residual=9999"])
+def test_when_all_is_recent_nothing_changes(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """Rotated keys and values at full precision give the answer and the logits of the model itself."""
+    torch.testing.assert_close(asked(model, prompts[:1], spec), asked(model, prompts[:1], "fp16"), atol=1e-4, rtol=0)
+    assert answer(model, prefilled(model, prompts[:1], spec)) == answer(model, prefilled(model, prompts[:1], "fp16"))
+
+
+def test_plain_rounding_of_all_windows_is_vidkv_at_two_bits(model: VideoModel, prompts: list[Prompt]) -> None:
+    request = engine.prepare(model, prompts[:1], settings("rtn2", fixed_first_window=False), room=8)
+    assert answer(model, engine.prefill(model, request)) == answer(model, prefilled(model, prompts[:1], "vidkv"))
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_the_prefill_is_the_models_own(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    assert torch.equal(prefilled(model, prompts[:1], spec).logits, prefilled(model, prompts[:1], "fp16").logits)
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_rows_of_a_batch_are_stored_alike(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """Three times the same request: every row answers like the first, and rows of unlike length run."""
+    rows = answer(model, prefilled(model, [prompts[0]] * 3, spec))
+    assert rows[1] == rows[0] == rows[2]
+    assert np.shape(answer(model, prefilled(model, prompts, spec), 4)) == (3, 4)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in METHODS if "smoothquant" not in spec])
+def test_beams_inside_generate(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """Rows that change places take along what is stored: both attentions find the same beams."""
+    visual = VisualTokens.from_mask(prompts[0].visual_mask[None], 8)
+    nothing = np.full((1, visual.windows), np.nan)
+    found = []
+    for ours in (False, True):
+        policy = policies.create(settings(spec))
+        policy.begin(visual, model.decoder)
+        cache = WindowCache(
+            model.text_config, visual, policy.coding(), planner=lambda i, p=policy: p.plan_layer(i, nothing, None)
+        )
+        with engine.windowed_attention(model) if ours else nullcontext():
+            found.append(
+                model.model.generate(
+                    inputs_embeds=prompts[0].embeds[None],
+                    past_key_values=cache,
+                    max_new_tokens=8,
+                    num_beams=3,
+                    do_sample=False,
+                    suppress_tokens=[model.video_token_id],
+                ).tolist()
+            )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("spec", ["smoothquant:group=32", "skvq:group=8", "akvq-vl"])
+def test_memory_comes_back_at_once(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        state = prefilled(model, prompts[:1], spec)
+        answer(model, state, 2)
+        cache = weakref.ref(state.cache)
+        del state
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+def test_every_policy_can_be_made() -> None:
+    for name in policies.names():
+        assert policies.check(name) == name
