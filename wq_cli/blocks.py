@@ -306,6 +306,46 @@ class ChannelBlock(TorchBlock):
         return x.flatten(2, 3).to(dtype)
 
 
+@dataclass(frozen=True)
+class WindowBlock(TorchBlock):
+    """All channels of all heads of a window's tokens share a scale and a minimum: x = scale * code + minimum.
+
+    Attributes:
+        levels: Of a code, 2 to 256.
+        data: `pack_digits` of the channels of each token, uint8 [B, Hkv, W * S, C].
+        scale, minimum: float16 [B, W].
+    """
+
+    levels: int
+    window: int
+    channels: int
+    data: Tensor
+    scale: Tensor
+    minimum: Tensor
+
+    @classmethod
+    def of_range(cls, x: Tensor, levels: int, window: int) -> WindowBlock:
+        """Asymmetric round-to-nearest between the ends of each window, [B, Hkv, W * S, D]."""
+        grouped = x.float().unflatten(2, (-1, window))
+        lo, hi = grouped.amin(dim=(1, 3, 4)), grouped.amax(dim=(1, 3, 4))
+        scale, lo = _rounded((hi - lo) / (levels - 1), torch.float16), _rounded(lo, torch.float16)
+        codes = (grouped - _of_windows(lo)) / _of_windows(torch.where(scale > 0, scale, 1.0))
+        data = pack_digits(codes.round_().clamp_(0, levels - 1).to(torch.uint8).flatten(2, 3), levels)
+        return cls(levels, window, x.shape[3], data, scale.half(), lo.half())
+
+    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        tokens = slice(start * self.window, stop * self.window)
+        compute = torch.promote_types(dtype, torch.float32)
+        x = unpack_digits(self.data[:, :, tokens], self.levels, self.channels).to(compute)
+        x = x.unflatten(2, (stop - start, self.window)) * _of_windows(self.scale[:, start:stop])
+        return (x + _of_windows(self.minimum[:, start:stop])).flatten(2, 3).to(dtype)
+
+
+def _of_windows(pairs: Tensor) -> Tensor:
+    """[B, W] beside [B, Hkv, W, S, D]."""
+    return pairs[:, None, :, None, None]
+
+
 def spectrum(x: Tensor) -> Tensor:
     """Fourier transform along the last dimension as n real numbers: [..., n] to [..., n].
 

@@ -129,3 +129,22 @@ class PerToken(Codec):
             return self.quantizer.pack(gather(x, index), levels=self.levels or 2**bits, window=self.window)
         except ValueError as error:
             raise UsageError(str(error), "give the policy another `group`") from error
+
+
+@dataclass(frozen=True)
+class PerWindow(Codec):
+    """Asymmetric round-to-nearest over all heads, channels and tokens of a window.
+
+    Attributes:
+        window: S, tokens per group.
+    """
+
+    window: int
+
+    def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block | TorchBlock:
+        from wq_cli.blocks import WindowBlock, gather
+        from wq_kernels import pack
+
+        if bits == FULL_PRECISION:
+            return pack(x, index, bits=bits, window=self.window)
+        return WindowBlock.of_range(gather(x, index), 2**bits, self.window)

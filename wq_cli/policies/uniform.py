@@ -29,12 +29,13 @@ class RtnOptions(Options):
 
     Attributes:
         axes: What shares a scale: `window`, the tokens of a window in each channel; `token`, channels of a token;
-            `kivi`, the first for keys and 32 channels of a token for values.
+            `kivi`, the first for keys and 32 channels of a token for values; `tensor`, everything in a window, which
+            is the paper's "per-tensor" by the size of its metadata.
         group: Channels of a token that share one where `axes` is `token`, in the order of KV heads.
         centering: Whether the mean of every 32 tokens is taken away first where groups lie in a token.
     """
 
-    axes: Literal["window", "token", "kivi"] = "window"
+    axes: Literal["window", "token", "kivi", "tensor"] = "window"
     group: int = 128
     centering: bool = False
 
@@ -69,9 +70,11 @@ class Rtn(Uniform):
         if self.options.axes == "window":
             return super().coding()
         from wq_cli.blocks import TokenQuantizer
-        from wq_cli.codecs import ChannelInWindow, LayerCodec, PerToken
+        from wq_cli.codecs import ChannelInWindow, LayerCodec, PerToken, PerWindow
 
         window, centred = self.settings.window, self.options.centering
+        if self.options.axes == "tensor":
+            return PerWindow(window)
         if self.options.axes == "token":
             return PerToken(window, TokenQuantizer(group=self.options.group, centred=centred))
         values = PerToken(window, TokenQuantizer(group=KIVI_GROUP, centred=centred))

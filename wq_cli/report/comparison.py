@@ -22,8 +22,8 @@ _COLUMNS: list[tuple[str, Callable[[BenchRow], str], bool]] = [
     ("bits", lambda row: f"{row.effective_bits:.2f}", False),
     ("KV", lambda row: format.size(row.kv_bytes), False),
     ("peak", lambda row: "" if row.peak_bytes is None else format.size(row.peak_bytes), True),
-    ("search", lambda row: format.milliseconds(row.search_ms), True),
-    ("seal", lambda row: format.milliseconds(row.seal_ms), True),
+    ("search", lambda row: "" if row.search_ms is None else format.milliseconds(row.search_ms), True),
+    ("seal", lambda row: "" if row.seal_ms is None else format.milliseconds(row.seal_ms), True),
     ("first", lambda row: format.milliseconds(row.first_token_ms), False),
     ("token", lambda row: format.milliseconds(row.decode_ms_per_token), False),
     ("tokens/s", lambda row: f"{row.tokens_per_second:.1f}", True),
@@ -131,6 +131,8 @@ _EVAL_COLUMNS: list[tuple[str, Callable[[EvalRow], str], bool]] = [
     ("KV", lambda row: format.size(round(row.kv_bytes)), False),
     ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", False),
     ("weakest family", lambda row: f"{weakest_family(row)} {row.families[weakest_family(row)]:.0%}", True),
+    ("metadata", lambda row: format.size(round(row.metadata_bytes)), True),
+    ("search", lambda row: format.milliseconds(row.search_ms), True),
 ]
 
 
