@@ -13,10 +13,11 @@ import torch
 from tiny_models import llava_onevision
 
 from wq_cli import decoding, engine, policies
-from wq_cli.cache import VisualTokens, WindowCache
+from wq_cli.cache import WindowCache
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.placement import VisualTokens
 from wq_cli.transforms import Smoothing
 
 # The tiny model has 2 KV heads of 16 channels, so groups are smaller than in the papers.
