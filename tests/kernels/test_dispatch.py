@@ -72,7 +72,7 @@ import torch, wq_kernels
 x = torch.randn(1, 2, 64, 16)
 block = wq_kernels.pack(x, torch.arange(64).unsqueeze(0), bits=4, window=32)
 out = wq_kernels.attend(x[:, :, :1], [wq_kernels.Segment(block, block)], x, x, 5, scaling=0.25)
-assert out.isfinite().all() and wq_kernels.unpack(block).shape == x.shape
+assert out.isfinite().all() and wq_kernels.unpack(block, x.dtype).shape == x.shape
 print(wq_kernels.choose_backend(x.device, x.dtype).reason)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
