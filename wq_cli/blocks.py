@@ -21,31 +21,24 @@ CENTRE_TOKENS = 32
 
 
 class TorchBlock(ABC):
-    """Keys or values of some tokens, in windows that a segment counts them by.
+    """Keys or values of some tokens.
 
     Attributes:
-        window: Tokens per window.
         channels: D, size of a head.
-        data: Codes, [B, Hkv, W * S, ...].
+        data: Codes, [B, Hkv, T, ...].
     """
 
-    window: int
     channels: int
     data: Tensor
 
     @abstractmethod
-    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """The values of windows [start, stop), [B, Hkv, (stop - start) * S, D]."""
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The values, [B, Hkv, T, D]."""
 
     @property
     def tokens(self) -> int:
-        """Stored tokens, W * S."""
+        """T, stored tokens."""
         return self.data.shape[2]
-
-    @property
-    def windows(self) -> int:
-        """W, number of windows; may be 0."""
-        return self.tokens // self.window
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +83,8 @@ def segment(key: Block | TorchBlock, value: Block | TorchBlock) -> Segment | Tor
 
 
 def read(block: Block | TorchBlock, dtype: torch.dtype) -> Tensor:
-    """All values of a block, [B, Hkv, W * S, D]."""
-    return unpack(block, dtype) if isinstance(block, Block) else block.read(0, block.windows, dtype)
+    """The values of a block, [B, Hkv, T, D]."""
+    return unpack(block, dtype) if isinstance(block, Block) else block.read(dtype)
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
@@ -140,7 +133,6 @@ class TokenBlock(TorchBlock):
     """
 
     levels: int
-    window: int
     channels: int
     data: Tensor
     scale: Tensor
@@ -148,14 +140,13 @@ class TokenBlock(TorchBlock):
     groups: Tensor | None = None
     centre: Tensor | None = None
 
-    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        tokens = slice(start * self.window, stop * self.window)
+    def read(self, dtype: torch.dtype) -> Tensor:
         compute = torch.promote_types(dtype, torch.float32)
-        x = unpack_digits(self.data[:, :, tokens], self.levels, self.channels).to(compute)
-        x *= self._of_channels(self.scale[:, tokens].to(compute))
-        x += self._of_channels(self.minimum[:, tokens].to(compute))
+        x = unpack_digits(self.data, self.levels, self.channels).to(compute)
+        x *= self._of_channels(self.scale.to(compute))
+        x += self._of_channels(self.minimum.to(compute))
         if self.centre is not None:
-            x += _of_tokens(self.centre, self.tokens)[:, :, tokens]
+            x += _of_tokens(self.centre, self.tokens)
         return x.to(dtype)
 
     def _of_channels(self, pairs: Tensor) -> Tensor:
@@ -198,13 +189,12 @@ class TokenQuantizer:
     dtype: torch.dtype = torch.float16
     centred: bool = False
 
-    def pack(self, x: Tensor, *, levels: int, window: int) -> TokenBlock:
+    def pack(self, x: Tensor, levels: int) -> TokenBlock:
         """Quantize tokens in the order given.
 
         Args:
             x: [B, Hkv, T, D].
             levels: Of a code, 2 to 256.
-            window: Tokens per window of the block.
 
         Raises:
             ValueError: The channels are no whole number of groups.
@@ -226,7 +216,7 @@ class TokenQuantizer:
         codes = codes.round_().clamp_(0, levels - 1).to(torch.uint8).unflatten(-1, (heads, channels)).transpose(1, 2)
         data = pack_digits(codes, levels)
         pair = scale.to(self.dtype), minimum.to(self.dtype)
-        return TokenBlock(levels, window, channels, data, *pair, groups=self.groups, centre=centre)
+        return TokenBlock(levels, channels, data, *pair, groups=self.groups, centre=centre)
 
     def _range(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Clipped ends of every group, [B, T, G] each."""
@@ -294,15 +284,14 @@ class ChannelBlock(TorchBlock):
         data = pack_digits(codes.to(torch.uint8).flatten(2, 3), levels)
         return cls(levels, window, x.shape[3], data, scale.half())
 
-    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        tokens = slice(start * self.window, stop * self.window)
+    def read(self, dtype: torch.dtype) -> Tensor:
         compute = torch.promote_types(dtype, torch.float32)
-        x = unpack_digits(self.data[:, :, tokens], self.levels, self.channels).to(compute)
+        x = unpack_digits(self.data, self.levels, self.channels).to(compute)
         if self.minimum is None:
             x -= (self.levels - 1) / 2
-        x = x.unflatten(2, (stop - start, self.window)) * self.scale[:, :, start:stop].unsqueeze(3)
+        x = x.unflatten(2, (-1, self.window)) * self.scale.unsqueeze(3)
         if self.minimum is not None:
-            x += self.minimum[:, :, start:stop].unsqueeze(3)
+            x += self.minimum.unsqueeze(3)
         return x.flatten(2, 3).to(dtype)
 
 
@@ -333,12 +322,10 @@ class WindowBlock(TorchBlock):
         data = pack_digits(codes.round_().clamp_(0, levels - 1).to(torch.uint8).flatten(2, 3), levels)
         return cls(levels, window, x.shape[3], data, scale.half(), lo.half())
 
-    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        tokens = slice(start * self.window, stop * self.window)
+    def read(self, dtype: torch.dtype) -> Tensor:
         compute = torch.promote_types(dtype, torch.float32)
-        x = unpack_digits(self.data[:, :, tokens], self.levels, self.channels).to(compute)
-        x = x.unflatten(2, (stop - start, self.window)) * _of_windows(self.scale[:, start:stop])
-        return (x + _of_windows(self.minimum[:, start:stop])).flatten(2, 3).to(dtype)
+        x = unpack_digits(self.data, self.levels, self.channels).to(compute).unflatten(2, (-1, self.window))
+        return (x * _of_windows(self.scale) + _of_windows(self.minimum)).flatten(2, 3).to(dtype)
 
 
 def _of_windows(pairs: Tensor) -> Tensor:
@@ -378,7 +365,6 @@ class SpectrumBlock(TorchBlock):
         wide_channels: Which are the first, ascending, int16 [n].
     """
 
-    window: int
     wide: ChannelBlock
     rest: ChannelBlock
     wide_channels: Tensor
@@ -402,11 +388,11 @@ class SpectrumBlock(TorchBlock):
     def rows(self, index: Tensor) -> Self:
         return replace(self, wide=self.wide.rows(index), rest=self.rest.rows(index))
 
-    def read(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def read(self, dtype: torch.dtype) -> Tensor:
         compute = torch.promote_types(dtype, torch.float32)
-        rest = signal(self.rest.read(start, stop, compute))
+        rest = signal(self.rest.read(compute))
         is_wide = torch.zeros(self.channels, dtype=torch.bool, device=rest.device)
         is_wide[self.wide_channels.long()] = True
         x = rest.new_empty(*rest.shape[:-1], self.channels)
-        x[..., is_wide], x[..., ~is_wide] = self.wide.read(start, stop, compute), rest
+        x[..., is_wide], x[..., ~is_wide] = self.wide.read(compute), rest
         return x.to(dtype)

@@ -105,7 +105,7 @@ class PerToken(Codec):
     """Asymmetric round-to-nearest per token, over groups of its channels.
 
     Attributes:
-        window: Tokens that a segment counts by; 1 where single tokens of a window may be missing.
+        window: Tokens that a segment counts by where they stay as they are; 1 where some of a window may be missing.
         quantizer: The groups, and how they are rounded.
         levels: Of a code, where they are no power of two; None follows the plan's bits.
     """
@@ -126,7 +126,7 @@ class PerToken(Codec):
         if bits == FULL_PRECISION:
             return pack(x, index, bits=bits, window=self.window)
         try:
-            return self.quantizer.pack(gather(x, index), levels=self.levels or 2**bits, window=self.window)
+            return self.quantizer.pack(gather(x, index), self.levels or 2**bits)
         except ValueError as error:
             raise UsageError(str(error), "give the policy another `group`") from error
 

@@ -46,8 +46,8 @@ def test_five_three_level_codes_fill_a_byte() -> None:
 def test_per_token_rounding_by_the_equation(levels: int, zero_point: str) -> None:
     """x^ = s * code + min with s = (max - min) / (levels - 1), every group by itself, in float64."""
     x = 3 * normal(1, 2, 5, 8) + 1
-    stored = TokenQuantizer(group=4, zero_point=zero_point, dtype=F32).pack(x, levels=levels, window=1)  # type: ignore[arg-type]
-    read = stored.read(0, 5, F64)
+    stored = TokenQuantizer(group=4, zero_point=zero_point, dtype=F32).pack(x, levels=levels)  # type: ignore[arg-type]
+    read = stored.read(F64)
     for h, t, g in itertools.product(range(2), range(5), range(2)):
         group = x[0, h, t, 4 * g : 4 * g + 4].double()
         step = (group.max() - group.min()) / (levels - 1)
@@ -60,7 +60,7 @@ def test_per_token_rounding_by_the_equation(levels: int, zero_point: str) -> Non
 def test_round_trip_error_of_normal_values(levels: int, group: int, expected: float) -> None:
     """Relative errors of uniform quantizers between the extremes of so many normal values."""
     x = normal(1, 2, 512, 128)
-    read = TokenQuantizer(group=group).pack(x, levels=levels, window=1).read(0, 512, F32)
+    read = TokenQuantizer(group=group).pack(x, levels=levels).read(F32)
     assert float((read - x).norm() / x.norm()) == pytest.approx(expected, rel=0.02)
 
 
@@ -68,8 +68,8 @@ def test_clipping_about_zero_moves_a_range_that_excludes_zero_about_its_middle_d
     x = torch.tensor([10.0, 11.0, 12.0, 13.0]).view(1, 1, 1, 4)
 
     def ends(about: str) -> list[float]:
-        stored = TokenQuantizer(group=4, clip=0.5, clip_about=about, dtype=F32).pack(x, levels=4, window=1)  # type: ignore[arg-type]
-        return stored.read(0, 1, F32).flatten()[[0, -1]].tolist()
+        stored = TokenQuantizer(group=4, clip=0.5, clip_about=about, dtype=F32).pack(x, levels=4)  # type: ignore[arg-type]
+        return stored.read(F32).flatten()[[0, -1]].tolist()
 
     assert ends("zero") == [6.5, 6.5]  # of 5 to 6.5, where nothing was
     assert ends("middle") == [10.75, 12.25]
@@ -81,7 +81,7 @@ def test_centred_blocks_survive_large_offsets() -> None:
     shifted = x.clone()
     shifted[..., :2] += torch.tensor([100.0, -100.0])
     errors = [
-        float((TokenQuantizer(group=64, centred=c).pack(shifted, levels=4, window=1).read(0, 70, F32) - shifted).norm())
+        float((TokenQuantizer(group=64, centred=c).pack(shifted, levels=4).read(F32) - shifted).norm())
         for c in (False, True)
     ]
     assert errors[0] > 10 * x.norm()
@@ -94,22 +94,10 @@ def test_groups_of_any_channels_equal_groups_of_neighbours_after_a_permutation()
     groups[order] = torch.arange(32, dtype=torch.uint8) // 8
     flat = x.transpose(1, 2).reshape(1, 6, 32)
     permuted = flat[..., order].view(1, 6, 2, 16).transpose(1, 2)
-    expected = TokenQuantizer(group=8).pack(permuted, levels=4, window=1).read(0, 6, F32)
+    expected = TokenQuantizer(group=8).pack(permuted, levels=4).read(F32)
     back = expected.transpose(1, 2).reshape(1, 6, 32)[..., order.argsort()].view(1, 6, 2, 16).transpose(1, 2)
-    stored = TokenQuantizer(groups=groups.view(2, 16)).pack(x, levels=4, window=1)
-    assert torch.equal(stored.read(0, 6, F32), back)
-
-
-def test_parts_of_a_block_are_those_of_the_whole() -> None:
-    x = normal(1, 2, 96, 64)
-    blocks = (
-        TokenQuantizer(group=64, centred=True).pack(x, levels=4, window=32),
-        ChannelBlock.of_range(x, 4, 32),
-        ChannelBlock.of_sign(x, 3, 32),
-    )
-    for stored in blocks:
-        whole = stored.read(0, 3, F32)
-        assert torch.equal(torch.cat([stored.read(0, 1, F32), stored.read(1, 3, F32)], dim=2), whole)
+    stored = TokenQuantizer(groups=groups.view(2, 16)).pack(x, levels=4)
+    assert torch.equal(stored.read(F32), back)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +112,7 @@ def test_parts_of_a_block_are_those_of_the_whole() -> None:
 )
 def test_bits_of_a_token_block(how: dict[str, object], levels: int, bits: float) -> None:
     x = normal(1, 2, 64, 64)
-    stored = TokenQuantizer(**how).pack(x, levels=levels, window=1)  # type: ignore[arg-type]
+    stored = TokenQuantizer(**how).pack(x, levels=levels)  # type: ignore[arg-type]
     assert 8 * stored.nbytes / x.numel() == bits
     tensors = [t for t in vars(stored).values() if isinstance(t, torch.Tensor)]
     assert stored.nbytes == sum(t.nelement() * t.element_size() for t in tensors)
@@ -134,8 +122,8 @@ def test_bits_of_a_token_block(how: dict[str, object], levels: int, bits: float)
 def test_three_levels_by_hand() -> None:
     x = torch.tensor([4.0, -4.0, 1.0, -1.0, 0.0, 2.0]).view(1, 1, 6, 1)
     # The mean magnitude is 2: what is above 1 becomes 2, what is at most 1 becomes 0.
-    assert ChannelBlock.of_sign(x, 3, 6).read(0, 1, F32).flatten().tolist() == [2, -2, 0, 0, 0, 2]
-    assert ChannelBlock.of_sign(x, 2, 6).read(0, 1, F32).flatten().tolist() == [2, -2, 2, -2, -2, 2]
+    assert ChannelBlock.of_sign(x, 3, 6).read(F32).flatten().tolist() == [2, -2, 0, 0, 0, 2]
+    assert ChannelBlock.of_sign(x, 2, 6).read(F32).flatten().tolist() == [2, -2, 2, -2, -2, 2]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 32, 33])
@@ -156,9 +144,9 @@ def test_a_spectrum_block_keeps_wide_channels_and_counts_its_bytes() -> None:
     rest = [c for c in range(16) if c not in (3, 7)]
     wide = ChannelBlock.of_range(x[..., [3, 7]], 4, 32)
     signs = ChannelBlock.of_sign(spectrum(x[..., rest]), 2, 32)
-    stored = SpectrumBlock(32, wide, signs, wide_channels)
-    read = stored.read(0, 2, F32)
-    assert torch.equal(read[..., [3, 7]], wide.read(0, 2, F32))
-    torch.testing.assert_close(read[..., rest], signal(signs.read(0, 2, F32)))
+    stored = SpectrumBlock(wide, signs, wide_channels)
+    read = stored.read(F32)
+    assert torch.equal(read[..., [3, 7]], wide.read(F32))
+    torch.testing.assert_close(read[..., rest], signal(signs.read(F32)))
     # Codes of 2 channels at 2 bits fill a byte, those of 14 at 1 bit two; then pairs, scales and 2 channel numbers.
     assert stored.nbytes == 2 * 64 * (1 + 2) + 2 * 2 * (2 * 2 * 2 + 14 * 2) + 4

@@ -20,12 +20,12 @@ F32 = torch.float32
 def per_token(levels: int, **how: object) -> torch.Tensor:
     """Quantized and back, metadata in float32 as theirs."""
     quantizer = TokenQuantizer(**{"group": 32, "dtype": F32, **how})  # type: ignore[arg-type]
-    return quantizer.pack(X, levels=levels, window=1).read(0, TOKENS, F32)
+    return quantizer.pack(X, levels=levels).read(F32)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_kivi_values_to_the_bit(bits: int) -> None:
-    block = TokenQuantizer(group=32, dtype=F32).pack(X, levels=2**bits, window=1)
+    block = TokenQuantizer(group=32, dtype=F32).pack(X, levels=2**bits)
     assert torch.equal(unpack_digits(block.data, 2**bits, CHANNELS), OFFICIAL[f"kivi_value_{bits}_code"])
     for ours, name in ((block.scale, "scale"), (block.minimum, "minimum")):
         assert torch.equal(ours.unflatten(-1, (2, 2)).transpose(1, 2), OFFICIAL[f"kivi_value_{bits}_{name}"])
@@ -67,8 +67,8 @@ def test_skvq_clips_and_groups_to_the_bit() -> None:
 def test_skvq_float8_codes_of_the_rounded_pair_are_nearer() -> None:
     """The released code rounds scale and minimum after it made the codes, we before; the pairs are the same."""
     how = {"clip": 0.92, "groups": OFFICIAL["skvq_groups"]}
-    exact = TokenQuantizer(dtype=F32, **how).pack(X, levels=4, window=1)  # type: ignore[arg-type]
-    stored = TokenQuantizer(dtype=torch.float8_e4m3fn, **how).pack(X, levels=4, window=1)  # type: ignore[arg-type]
+    exact = TokenQuantizer(dtype=F32, **how).pack(X, levels=4)  # type: ignore[arg-type]
+    stored = TokenQuantizer(dtype=torch.float8_e4m3fn, **how).pack(X, levels=4)  # type: ignore[arg-type]
     assert torch.equal(stored.scale.float(), exact.scale.to(torch.float8_e4m3fn).float())
     assert torch.equal(stored.minimum.float(), exact.minimum.to(torch.float8_e4m3fn).float())
-    assert (stored.read(0, TOKENS, F32) - X).norm() < (OFFICIAL["skvq_fp8_2"] - X).norm()
+    assert (stored.read(F32) - X).norm() < (OFFICIAL["skvq_fp8_2"] - X).norm()

@@ -95,7 +95,6 @@ class SpectrumKeys(Codec):
         wide = order[: int(len(order) * self.share)].sort().values
         rest = order[len(wide) :].sort().values
         return SpectrumBlock(
-            self.window,
             ChannelBlock.of_range(tokens[..., wide], 4, self.window),
             ChannelBlock.of_sign(spectrum(tokens[..., rest]), 2, self.window),
             wide.short(),
