@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 
 from wq_cli import console
-from wq_cli.commands import ablation, ask, bench, calibrate, doctor, eval, inspect, profiles, pull, scenes
+from wq_cli.commands import (
+    ablation,
+    ask,
+    bench,
+    calibrate,
+    doctor,
+    eval,
+    inspect,
+    kernels,
+    profiles,
+    pull,
+    scenes,
+)
 from wq_cli.commands.groups import Command, Group, RunnableGroup
 from wq_cli.errors import WqError
 
@@ -41,6 +53,7 @@ app.command("doctor", cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
 _bench = typer.Typer(cls=RunnableGroup, epilog=bench.EXAMPLES)
 _bench.callback(invoke_without_command=True, epilog=bench.EXAMPLES)(bench.bench)
 _bench.command("ablation", cls=Command, epilog=ablation.EXAMPLES)(ablation.ablation)
+_bench.command("kernels", cls=Command, epilog=kernels.EXAMPLES)(kernels.kernels)
 app.add_typer(_bench, name="bench")
 
 _profiles = typer.Typer(cls=Group, help="List, show, check and choose model profiles.", epilog=profiles.EXAMPLES)

@@ -178,14 +178,18 @@ class AskResult:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One policy measured on one clip.
+    """One policy, or one of transformers' caches, measured on one clip.
 
     Attributes:
+        policy: Its name.
+        effective_bits: Of the visual tokens; of all tokens for a cache of transformers, which treats them alike.
+        search_ms, seal_ms: None for a cache of transformers, which does neither.
         kl_to_full: Mean KL(full || policy) in nats over the answer positions, question asked through the packed cache.
         greedy_agreement: Share of those positions with the same most likely token.
         warmup_ms: First prefill and decode, compilation included; kept out of every other figure.
         runs: Timed runs after it; times are medians over them.
         first_token_ms_range, decode_ms_per_token_range: Lowest and highest of the runs.
+        is_peer: Whether it is a cache of transformers.
     """
 
     policy: str
@@ -193,8 +197,8 @@ class BenchRow:
     kv_bytes: int
     kv_bytes_full: int
     peak_bytes: int | None
-    search_ms: float
-    seal_ms: float
+    search_ms: float | None
+    seal_ms: float | None
     first_token_ms: float
     decode_ms_per_token: float
     tokens_per_second: float
@@ -204,6 +208,7 @@ class BenchRow:
     runs: int
     first_token_ms_range: tuple[float, float]
     decode_ms_per_token_range: tuple[float, float]
+    is_peer: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,11 +297,6 @@ class EvalResult:
     notices: tuple[str, ...] = ()
 
 
-Result = AskResult | InspectResult | BenchResult | EvalResult
-
-
-@dataclass(frozen=True)
-class Failure:
 @dataclass(frozen=True)
 class AblationResult:
     """One of the paper's experiments on settings, each row a changed one.
@@ -339,6 +339,11 @@ class CurveResult:
     date: str
 
 
+Result = AskResult | InspectResult | BenchResult | EvalResult
+
+
+@dataclass(frozen=True)
+class Failure:
     """What `--json` prints when a command fails."""
 
     command: str

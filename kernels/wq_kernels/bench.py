@@ -1,7 +1,4 @@
-"""Decode attention and packing on one NVIDIA GPU, beside PyTorch's attention on the same shapes.
-
-    python -m wq_kernels.bench --json results.json            # table: ours, flash and cuDNN
-    python -m wq_kernels.bench --json sweep.json --sweep      # ours with other tiles, for launch.py
+"""Decode attention and packing on one NVIDIA GPU, beside other attention on the same shapes (`wq bench kernels`).
 
 Every time is the median over replays of a CUDA graph that holds the same call on as many caches as make 256 MiB: a
 model's layers do not find their cache in L2 either. Output is checked against the PyTorch form of the same operation
@@ -10,16 +7,14 @@ before anything is timed; a wrong kernel gets no time.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -36,13 +31,19 @@ from wq_kernels.ops.pack import pack
 QUERY_HEADS, KV_HEADS, CHANNELS, WINDOW = 28, 4, 128, 32
 SHAPES = [(1, 19600), (8, 19600), (32, 19600), (60, 1024)]
 SWEEP_SHAPES = [(1, 19600), (32, 19600)]
+SWEEP_REGISTERS, SWEEP_STAGES = (128, 168, 248), (2, 3, 4)
 # Shares of the windows by width.
 FORMATS = {"INT2": {2: 1.0}, "INT4": {4: 1.0}, "mix": {16: 0.02, 4: 0.09, 2: 0.89}, "raw": {}}
+PACKED_BITS = (2, 4)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+FLASHINFER = "FlashInfer"
+# Tokens of a page of FlashInfer's cache, and the memory that it plans in.
+PAGE, WORKSPACE_BYTES = 16, 256 * 2**20
 COLD_BYTES = 256 * 2**20
 # Root mean square of the error over that of the output; two roundings of the output to bfloat16 alone are 0.003.
 ERROR_LIMITS = {"bf16": 0.01, "fp16": 0.005}
+WRONG = "WRONG"
 
 
 @dataclass
@@ -62,7 +63,16 @@ class Cache:
 
 @dataclass
 class Row:
-    """One measurement; `fraction` is the time that its bytes need at copy bandwidth over the time it took."""
+    """One measurement.
+
+    Attributes:
+        name: A peer, one of `FORMATS`, or `pack INT2`.
+        nbytes: What must move.
+        fraction: Time that these bytes need at copy bandwidth, over the time it took.
+        speedup: Time of the fastest peer over its own; None for peers.
+        error: Why there is no time.
+        tile: Of a sweep, what differs from the tile that would be chosen.
+    """
 
     name: str
     dtype: str
@@ -75,13 +85,10 @@ class Row:
     error: str | None = None
     tile: dict[str, int] | None = None
 
-    def __str__(self) -> str:
-        head = f"{self.name:<10} {self.dtype:<5} {self.batch:>3} x {self.tokens:<6}"
-        if self.median_us is None or self.nbytes is None:
-            return f"{head} {self.error}"
-        speedup = "" if self.speedup is None else f"{self.speedup:6.2f}x"
-        tile = "" if self.tile is None else "  " + " ".join(f"{key}={value}" for key, value in self.tile.items())
-        return f"{head} {self.median_us:9.1f} us {self.nbytes / 1e6:9.1f} MB {self.fraction:6.2f} {speedup}{tile}"
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the output was not what PyTorch computes."""
+        return self.error is not None and self.error.startswith(WRONG)
 
 
 def build(shares: dict[int, float], batch: int, tokens: int, dtype: torch.dtype) -> Cache:
@@ -176,23 +183,58 @@ def measure_ours(row: Row, gb_per_second: float, tile: AttendTile | None = None)
         )
     error = relative_error(call(first), expected)
     if not error <= ERROR_LIMITS[row.dtype]:
-        row.error = f"WRONG: relative error {error:.4f}, no time taken"
+        row.error = f"{WRONG}: relative error {error:.4f}, no time taken"
         return row
     return measure(row, [lambda cache=cache: call(cache) for cache in caches], first.nbytes, gb_per_second)  # type: ignore[misc]
 
 
 def measure_peer(row: Row, gb_per_second: float) -> Row:
-    """PyTorch's attention on raw keys and values."""
+    """Another attention on raw keys and values, checked first where it is not PyTorch's."""
     dtype = DTYPES[row.dtype]
     query = torch.randn(row.batch, QUERY_HEADS, 1, CHANNELS, device="cuda", dtype=dtype)
     first = build({}, row.batch, row.tokens, dtype)
-    caches = [first] + [build({}, row.batch, row.tokens, dtype) for _ in range(repeats(first.nbytes) - 1)]
+    nbytes = first.nbytes
+    caches = [first] + [build({}, row.batch, row.tokens, dtype) for _ in range(repeats(nbytes) - 1)]
+    if row.name == FLASHINFER:
+        expected = scaled_dot_product_attention(query, first.raw_key, first.raw_value, enable_gqa=True)[:, :, 0]
+        calls = paged_calls(query, caches)
+        error = relative_error(calls[0](), expected)
+        if not error <= ERROR_LIMITS[row.dtype]:
+            row.error = f"{WRONG}: relative error {error:.4f}, no time taken"
+            return row
+        return measure(row, list(calls), nbytes, gb_per_second)
 
     def call(cache: Cache) -> Tensor:
-        with sdpa_kernel(PEERS[row.name]):
+        with sdpa_kernel(SDPA[row.name]):
             return scaled_dot_product_attention(query, cache.raw_key, cache.raw_value, enable_gqa=True)
 
-    return measure(row, [lambda cache=cache: call(cache) for cache in caches], first.nbytes, gb_per_second)  # type: ignore[misc]
+    return measure(row, [lambda cache=cache: call(cache) for cache in caches], nbytes, gb_per_second)  # type: ignore[misc]
+
+
+def paged_calls(query: Tensor, caches: list[Cache]) -> list[Callable[[], Tensor]]:
+    """FlashInfer's decode over the same keys and values, which it wants in pages; the caches are used up.
+
+    Args:
+        query: [B, Hq, 1, D].
+        caches: Raw runs of whole pages.
+    """
+    import flashinfer
+
+    batch, heads, _, channels = query.shape
+    pages = caches[0].raw_key.shape[2] // PAGE
+    paged = []
+    while caches:
+        cache = caches.pop(0)
+        both = torch.stack((cache.raw_key, cache.raw_value), dim=1).unflatten(3, (pages, PAGE))
+        paged.append(both.permute(0, 3, 1, 4, 2, 5).flatten(0, 1).contiguous())
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    first_pages = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * pages
+    order = torch.arange(batch * pages, dtype=torch.int32, device=query.device)
+    in_last_page = torch.full((batch,), PAGE, dtype=torch.int32, device=query.device)
+    wrapper.plan(first_pages, order, in_last_page, heads, KV_HEADS, channels, PAGE, q_data_type=query.dtype)
+    flat = query[:, :, 0].contiguous()
+    return [lambda pages=pages: wrapper.run(flat, pages) for pages in paged]  # type: ignore[misc]
 
 
 def measure_pack(row: Row, gb_per_second: float) -> Row:
@@ -205,7 +247,7 @@ def measure_pack(row: Row, gb_per_second: float) -> Row:
     with use_backend("torch"):
         same = torch.equal(pack(source[:1], index[:1], bits=bits, window=WINDOW).data, block.data[:1])
     if not same:
-        row.error = "WRONG: codes differ from PyTorch's, no time taken"
+        row.error = f"{WRONG}: codes differ from PyTorch's, no time taken"
         return row
     nbytes = block.nbytes + source.element_size() * source.numel()
     return measure(row, [lambda: pack(source, index, bits=bits, window=WINDOW)], nbytes, gb_per_second)
@@ -218,61 +260,82 @@ def attempt(measurement: Callable[..., Row], row: Row, *arguments: Any) -> Row:
     except Exception as failure:
         row.error = f"{type(failure).__name__}: {str(failure)[:200]}"
     torch.cuda.empty_cache()
-    print(row, flush=True)
     return row
 
 
-def compare(gb_per_second: float, deadline: float) -> list[Row]:
+def peers() -> list[str]:
+    """What can be measured beside us here."""
+    return [*SDPA, *([FLASHINFER] if find_spec("flashinfer") else [])]
+
+
+def compare(gb_per_second: float, deadline: float, on_row: Callable[[Row], None]) -> list[Row]:
     """Peers and every format on every shape, with the speed-up over the fastest peer."""
     rows: list[Row] = []
     for dtype, (batch, tokens) in itertools.product(DTYPES, SHAPES):
         if time.monotonic() > deadline:
-            print("time is up: the remaining shapes are left out", flush=True)
             break
-        peers = [attempt(measure_peer, Row(name, dtype, batch, tokens), gb_per_second) for name in PEERS]
-        fastest = min((row.median_us for row in peers if row.median_us), default=None)
-        ours = []
-        for name in FORMATS:
-            row = attempt(measure_ours, Row(name, dtype, batch, tokens), gb_per_second)
+        beside = [attempt(measure_peer, Row(name, dtype, batch, tokens), gb_per_second) for name in peers()]
+        fastest = min((row.median_us for row in beside if row.median_us), default=None)
+        ours = [attempt(measure_ours, Row(name, dtype, batch, tokens), gb_per_second) for name in FORMATS]
+        for row in ours:
             if row.median_us and fastest:
                 row.speedup = fastest / row.median_us
-                print(f"{'':<10} {row.speedup:.2f} times as fast as the fastest peer", flush=True)
-            ours.append(row)
-        packs = [attempt(measure_pack, Row(f"pack INT{bits}", dtype, batch, tokens), gb_per_second) for bits in (2, 4)]
-        rows += [*peers, *ours, *packs]
+        packs = [
+            attempt(measure_pack, Row(f"pack INT{bits}", dtype, batch, tokens), gb_per_second) for bits in PACKED_BITS
+        ]
+        for row in (*beside, *ours, *packs):
+            rows.append(row)
+            on_row(row)
     return rows
 
 
-def sweep(gb_per_second: float, deadline: float) -> list[Row]:
+def sweep(gb_per_second: float, deadline: float, on_row: Callable[[Row], None]) -> list[Row]:
     """Every format in bf16 with the pipelines and numbers of registers around those that launch.py chooses."""
     rows: list[Row] = []
-    for name, registers, stages in itertools.product(FORMATS, (128, 168, 248), (2, 3, 4)):
+    for name, registers, stages in itertools.product(FORMATS, SWEEP_REGISTERS, SWEEP_STAGES):
         for batch, tokens in SWEEP_SHAPES:
             if time.monotonic() > deadline:
-                print("time is up: the remaining tiles are left out", flush=True)
                 return rows
             shapes = [SegmentShape(bits, bits, WINDOW, 1) for bits in FORMATS[name]]
             chosen = choose_tile(QUERY_HEADS // KV_HEADS, CHANNELS, shapes, card(torch.device("cuda", 0)))
             tile = replace(chosen, registers=registers, stages=stages)
             row = Row(name, "bf16", batch, tokens, tile={"registers": registers, "stages": stages})
             rows.append(attempt(measure_ours, row, gb_per_second, tile))
+            on_row(rows[-1])
     return rows
 
 
-def main() -> int:
-    """Entry point; exit code 1 when there is no GPU for the kernels or a kernel was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m wq_kernels.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
-    parser.add_argument("--sweep", action="store_true", help="measure other tiles instead of peers")
-    parser.add_argument("--seconds", type=float, default=140, help="start no new shape after this time (default 140)")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    backend = choose_backend(torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.bfloat16)
-    if backend.name != "triton":
-        print(f"error: the kernels cannot run here: {backend.reason}", file=sys.stderr)
-        return 1
+def count(other_tiles: bool = False) -> int:
+    """Rows when the time suffices for all of them."""
+    if other_tiles:
+        return len(FORMATS) * len(SWEEP_REGISTERS) * len(SWEEP_STAGES) * len(SWEEP_SHAPES)
+    return len(DTYPES) * len(SHAPES) * (len(peers()) + len(FORMATS) + len(PACKED_BITS))
+
+
+def obstacle() -> str | None:
+    """Why nothing can be measured here; None when it can."""
+    if not torch.cuda.is_available():
+        return "there is no NVIDIA GPU"
+    backend = choose_backend(torch.device("cuda"), torch.bfloat16)
+    return None if backend.name == "triton" else backend.reason
+
+
+def run(
+    *, other_tiles: bool = False, seconds: float, on_row: Callable[[Row], None] = lambda row: None
+) -> tuple[dict[str, Any], list[Row]]:
+    """Measure on the first GPU.
+
+    Args:
+        other_tiles: Ours with other tiles in place of the peers.
+        seconds: No new shape is started after this time.
+        on_row: Called with each row.
+
+    Returns:
+        The machine, its copy bandwidth and versions; the rows.
+    """
     import triton
 
+    deadline = time.monotonic() + seconds
     torch.manual_seed(0)
     gb_per_second = copy_gb_per_second()
     machine = {
@@ -281,14 +344,8 @@ def main() -> int:
         "triton": triton.__version__,
         "python": platform.python_version(),
         "copy_gb_per_second": gb_per_second,
-        "command": "python -m wq_kernels.bench" + (" --sweep" if options.sweep else ""),
         "date": time.strftime("%Y-%m-%d"),
     }
-    print(f"{machine['gpu']}, torch {torch.__version__}, triton {triton.__version__}, copy {gb_per_second:.0f} GB/s")
-    rows = (sweep if options.sweep else compare)(gb_per_second, deadline)
-    options.json.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    return 1 if any(row.error and row.error.startswith("WRONG") for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if FLASHINFER in peers():
+        machine["flashinfer"] = import_module("flashinfer").__version__
+    return machine, (sweep if other_tiles else compare)(gb_per_second, deadline, on_row)

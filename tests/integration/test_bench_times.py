@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
 from small_videos import make
 from tiny_models import llava_onevision
 
-from wq_cli import bench, engine
+from wq_cli import bench, decoding, engine
 from wq_cli.config import Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener, Screen
 from wq_cli.results import BenchRow
@@ -37,13 +38,13 @@ def rows(clip: str, settings: Settings) -> list[BenchRow]:
     return list(made.rows)
 
 
-@pytest.mark.parametrize("stage", ["prefill", "decode"])
+@pytest.mark.parametrize(("module", "stage"), [(engine, "prefill"), (decoding, "decode")])
 def test_d11_what_is_compiled_at_the_first_call_is_warm_up(
-    stage: str, clip: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, stage: str, clip: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cold kernel cache shows as a first call that takes longer; no figure but the warm-up may hold it."""
     warm = rows(clip, settings)
-    run, calls = getattr(engine, stage), []
+    run, calls = getattr(module, stage), []
 
     def cold_at_first(model: Any, *more: Any, **named: Any) -> Any:
         if not calls:
@@ -51,7 +52,7 @@ def test_d11_what_is_compiled_at_the_first_call_is_warm_up(
         calls.append(stage)
         return run(model, *more, **named)
 
-    monkeypatch.setattr(engine, stage, cold_at_first)
+    monkeypatch.setattr(module, stage, cold_at_first)
     cold = rows(clip, settings)
     compiling_ms = 1e3 * COMPILING_SECONDS
     assert cold[0].warmup_ms >= compiling_ms

@@ -22,9 +22,9 @@ from wq_cli.config import Generation, Settings
 from wq_cli.results import BenchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from wq_cli.models.base import Prompt, VideoModel
+    from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.pipeline import Listener
     from wq_cli.profile import Profile
     from wq_cli.results import ModelResult, VideoResult
@@ -47,6 +47,7 @@ def run(
     decode_tokens: int = 32,
     fidelity_tokens: int = 32,
     random_weights: bool = False,
+    with_peers: bool = False,
 ) -> BenchResult:
     """Measure policies.
 
@@ -60,16 +61,18 @@ def run(
         decode_tokens: Steps timed after the first token.
         fidelity_tokens: Tokens of the full-precision answer that are compared; 0 skips the comparison.
         random_weights: Build the profile's architecture with random weights: right for speed and memory only.
+        with_peers: Measure transformers' own caches too.
 
     Raises:
         WqError: Anything the user can fix.
     """
+    from wq_cli.bench import peers
     from wq_cli.policies import beside_others, check
 
     for name in policies:
         check(name)
     with pipeline.backend(settings):
-        subject = _random(settings, listener) if random_weights else _real(video, prompt, settings, listener)
+        subject = open_subject(video, prompt, settings, listener, random_weights)
         prompts = [subject.prompt] * batch
         reference: Measurement | None = None
         rows = []
@@ -88,6 +91,15 @@ def run(
             reference = reference or made
             if name in policies:
                 rows.append(made.row)
+        notices = list(subject.notices)
+        versions = made_with(subject.model)
+        if with_peers and reference:
+            beside, left_out = peers.rows(
+                subject.model, prompts, decode_tokens=decode_tokens, reference=reference, on_peer=listener.stage
+            )
+            rows += beside
+            notices += left_out
+            versions |= peers.packages()
     return BenchResult(
         command="bench",
         video=subject.video,
@@ -99,25 +111,38 @@ def run(
         fidelity_tokens=fidelity_tokens,
         rows=tuple(rows),
         settings=describe.policy(settings.quantization).settings,
-        versions=made_with(subject.model),
+        versions=versions,
         date=date.today().isoformat(),
-        notices=subject.notices,
+        notices=tuple(notices),
     )
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """What is measured on."""
+class Subject:
+    """What is measured on.
+
+    Attributes:
+        prompt: With all frames of the clip.
+        frames: Of the clip.
+        shortened: The same with fewer of its frames.
+    """
 
     model: VideoModel
     prompt: Prompt
+    frames: int
+    shortened: Callable[[int], Prompt]
     sensitivity: Sequence[float] | None
     video: VideoResult | None
     described: ModelResult
     notices: tuple[str, ...] = ()
 
 
-def _real(video: str | None, text: str, settings: Settings, listener: Listener) -> _Subject:
+def open_subject(video: str | None, text: str, settings: Settings, listener: Listener, random_weights: bool) -> Subject:
+    """A model, a clip it has seen and a question; see `run`."""
+    return _random(settings, listener) if random_weights else _real(video, text, settings, listener)
+
+
+def _real(video: str | None, text: str, settings: Settings, listener: Listener) -> Subject:
     with TemporaryDirectory(prefix="wq-bench-") as folder:
         path = video
         if path is None:
@@ -125,14 +150,24 @@ def _real(video: str | None, text: str, settings: Settings, listener: Listener) 
             listener.stage("render")
             _render(Path(path), settings)
         loaded = pipeline.open_video(path, settings, listener)
-    prompt = loaded.model.prompt(text, loaded.visual, settings.quantization.score_text == "prompt")
-    return _Subject(
-        loaded.model,
-        prompt,
-        pipeline.calibrated_sensitivity(loaded.profile, loaded.model, settings),
-        replace(describe.video(loaded.clip), path=video or f"rendered scene, seed {SCENE_SEED}"),
-        describe.model(loaded.model, loaded.name, loaded.is_demo),
-        loaded.clip.notices,
+    model, clip = loaded.model, loaded.clip
+
+    def prompt(visual: VisualFeatures) -> Prompt:
+        return model.prompt(text, visual, settings.quantization.score_text == "prompt")
+
+    def shortened(count: int) -> Prompt:
+        fewer = clip.thinned(count, "fewer are measured too")
+        return prompt(model.encode(fewer.frames, fewer.pts_seconds))
+
+    return Subject(
+        model,
+        prompt(loaded.visual),
+        len(clip.frames),
+        shortened,
+        pipeline.calibrated_sensitivity(loaded.profile, model, settings),
+        replace(describe.video(clip), path=video or f"rendered scene, seed {SCENE_SEED}"),
+        describe.model(model, loaded.name, loaded.is_demo),
+        clip.notices,
     )
 
 
@@ -145,7 +180,7 @@ def _render(path: Path, settings: Settings) -> None:
     make(path, seed=SCENE_SEED, seconds=max(8.0, frames / SCENE_FPS), fps=SCENE_FPS, size=SCENE_SIZE)
 
 
-def _random(settings: Settings, listener: Listener) -> _Subject:
+def _random(settings: Settings, listener: Listener) -> Subject:
     from wq_cli import profile as profiles
     from wq_cli.bench import random_weights
 
@@ -155,22 +190,15 @@ def _random(settings: Settings, listener: Listener) -> _Subject:
     count = settings.sampling.frames or profile.frames
     listener.stage("encode", count)
     frames = np.random.default_rng(0).integers(0, 256, (count, SCENE_SIZE, SCENE_SIZE, 3), dtype=np.uint8)
-    visual = model.encode(frames, np.arange(count, dtype=np.float64), listener.advance)
+
+    def prompt(count: int, on_frames: Callable[[int], None] = lambda count: None) -> Prompt:
+        visual = model.encode(frames[:count], np.arange(count, dtype=np.float64), on_frames)
+        return random_weights.prompt(model, visual)
+
     described = describe.model(model, f"{profile.name} (random weights)", is_demo=False)
-    return _Subject(model, random_weights.prompt(model, visual), None, None, described)
+    return Subject(model, prompt(count, listener.advance), count, prompt, None, None, described)
 
 
-def made_with(model: VideoModel) -> dict[str, str]:
-    """Versions and card behind the figures."""
-    import torch
-
-    from wq_cli import __version__
-
-    parts = {"wq": __version__, "python": platform.python_version()}
-    parts |= {name: version(name) for name in ("torch", "transformers")}
-    if model.device.type == "cuda":
-        parts["card"] = torch.cuda.get_device_name(model.device)
-    return parts
 @dataclass(frozen=True)
 class OpenedModel:
     """A profile's model, ready, and how results speak of it; sensitivities as `pipeline` finds them."""
@@ -196,3 +224,14 @@ def open_model(settings: Settings, listener: Listener) -> OpenedModel:
     return OpenedModel(profile, model, pipeline.calibrated_sensitivity(profile, model, settings), described)
 
 
+def made_with(model: VideoModel) -> dict[str, str]:
+    """Versions and card behind the figures."""
+    import torch
+
+    from wq_cli import __version__
+
+    parts = {"wq": __version__, "python": platform.python_version()}
+    parts |= {name: version(name) for name in ("torch", "transformers")}
+    if model.device.type == "cuda":
+        parts["card"] = torch.cuda.get_device_name(model.device)
+    return parts

@@ -14,7 +14,7 @@ from wq_cli import decoding, device, engine
 from wq_cli.results import BenchRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wq_cli.config import Generation, Settings
     from wq_cli.models.base import Prompt, VideoModel
@@ -58,44 +58,77 @@ def measure(
         reference: The full-precision measurement; None makes this one the reference.
         sensitivity: Calibrated s_i of every layer, or None.
     """
+    row = timed(
+        settings.quantization.policy,
+        len(prompts),
+        model.device,
+        lambda: _generate(model, prompts, settings, sensitivity),
+    )
+    if not fidelity_tokens:
+        return Measurement(row, None, None)
+    answer, log_probs = _through_cache(model, prompts, settings, fidelity_tokens, reference, sensitivity)
+    kl, agreement = 0.0, 1.0
+    if reference is not None and reference.log_probs is not None:
+        kl, agreement = fidelity(reference.log_probs, log_probs)
+    return Measurement(replace(row, kl_to_full=kl, greedy_agreement=agreement), answer, log_probs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prefill and decode; the time per token is the median of its steps. See `BenchRow`."""
+
+    effective_bits: float
+    kv_bytes: int
+    kv_bytes_full: int
+    search_ms: float | None
+    seal_ms: float | None
+    first_token_ms: float
+    decode_ms_per_token: float
+
+
+def timed(name: str, batch: int, where: torch.device, generate: Callable[[], Run]) -> BenchRow:
+    """Times and memory of a cold run and some warm ones, fidelity left open.
+
+    Args:
+        name: Of the row.
+        batch: Rows of the batch.
+        where: The device that the model is on.
+        generate: Makes a run.
+    """
     started = time.perf_counter()
-    _generate(model, prompts, settings, sensitivity)
+    generate()
     warmup_ms = (time.perf_counter() - started) * 1e3
 
-    device.reset_peak(model.device)
-    runs = [_generate(model, prompts, settings, sensitivity)]
+    device.reset_peak(where)
+    runs = [generate()]
     while len(runs) < _MOST_RUNS and time.perf_counter() - started < _ENOUGH_SECONDS:
-        runs.append(_generate(model, prompts, settings, sensitivity))
-    peak = device.peak_bytes(model.device)
+        runs.append(generate())
     per_token = [run.decode_ms_per_token for run in runs]
     first_token = [run.first_token_ms for run in runs]
-    answer = log_probs = None
-    kl = agreement = None
-    if fidelity_tokens:
-        answer, log_probs = _through_cache(model, prompts, settings, fidelity_tokens, reference, sensitivity)
-        if reference is not None and reference.log_probs is not None:
-            kl, agreement = fidelity(reference.log_probs, log_probs)
-        else:
-            kl, agreement = 0.0, 1.0
-    row = BenchRow(
-        policy=settings.quantization.policy,
+    return BenchRow(
+        policy=name,
         effective_bits=runs[0].effective_bits,
         kv_bytes=runs[0].kv_bytes,
         kv_bytes_full=runs[0].kv_bytes_full,
-        peak_bytes=peak,
-        search_ms=median(run.search_ms for run in runs),
-        seal_ms=median(run.seal_ms for run in runs),
+        peak_bytes=device.peak_bytes(where),
+        search_ms=_median(run.search_ms for run in runs),
+        seal_ms=_median(run.seal_ms for run in runs),
         first_token_ms=median(first_token),
         first_token_ms_range=(min(first_token), max(first_token)),
         decode_ms_per_token=median(per_token),
         decode_ms_per_token_range=(min(per_token), max(per_token)),
-        tokens_per_second=len(prompts) * 1e3 / median(per_token),
+        tokens_per_second=batch * 1e3 / median(per_token),
         runs=len(runs),
-        kl_to_full=kl,
-        greedy_agreement=agreement,
+        kl_to_full=None,
+        greedy_agreement=None,
         warmup_ms=warmup_ms,
     )
-    return Measurement(row, answer, log_probs)
+
+
+def _median(times: Iterable[float | None]) -> float | None:
+    """Of the times that were taken."""
+    taken = [time for time in times if time is not None]
+    return median(taken) if taken else None
 
 
 def fidelity(full: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
@@ -128,29 +161,14 @@ def _prefill(
     return engine.prefill(model, request), request.found
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One prefill and decode; the time per token is the median of its steps."""
-
-    effective_bits: float
-    kv_bytes: int
-    kv_bytes_full: int
-    search_ms: float
-    seal_ms: float
-    first_token_ms: float
-    decode_ms_per_token: float
-
-
-def _generate(
-    model: VideoModel, prompts: list[Prompt], settings: Settings, sensitivity: Sequence[float] | None
-) -> _Run:
+def _generate(model: VideoModel, prompts: list[Prompt], settings: Settings, sensitivity: Sequence[float] | None) -> Run:
     """Question in the prompt as usual."""
     state, found = _prefill(model, prompts, settings, sensitivity)
     marks = []
     for _ in decoding.decode(model, state, settings.generation, stop_at_eos=False):
         device.wait(model.device)
         marks.append(time.perf_counter())
-    return _Run(
+    return Run(
         effective_bits=state.cache.visual_bits,
         kv_bytes=state.cache.nbytes,
         kv_bytes_full=state.cache.full_nbytes,

@@ -21,7 +21,9 @@ EXAMPLES = """\
 $ wq bench --frames 100
 $ wq bench --policies fp16,windowquant,rtn2 --batch 8 --device cuda
 $ wq bench --video match.mp4 --prompt "who scores?" --plot bench.png
-$ wq bench -p llava-onevision-7b --random-weights --frames 100 --json"""
+$ wq bench -p llava-onevision-7b --random-weights --frames 100 --json
+$ wq bench --peers --frames 100
+$ wq bench ablation window --plot window.png"""
 
 Video = Annotated[
     str | None,
@@ -47,20 +49,24 @@ FidelityTokens = Annotated[
 RandomWeights = Annotated[
     bool, opt.option("--random-weights", panel=opt.MODEL, help="The profile's architecture without its weights.")
 ]
+Peers = Annotated[
+    bool, opt.option("--peers", panel=opt.MODEL, help="Rows of transformers' own caches too, those that run here.")
+]
 Plot = Annotated[Path | None, opt.option("--plot", panel=opt.OUTPUT, help="Draw the figures.", metavar="FILE")]
 
 
 @grouped
 def bench(
+    ctx: typer.Context,
     *,
     video: Video = None,
     prompt: Prompt = "what happens?",
     sampling: Sampling,
     limits: Limits,
-    ctx: typer.Context,
     batch: Batch = 1,
     runtime: Runtime,
     random_weights: RandomWeights = False,
+    peers: Peers = False,
     policies: Policies = None,
     quantization: Quantization,
     decode_tokens: DecodeTokens = 32,
@@ -69,16 +75,16 @@ def bench(
     output: Output,
 ) -> None:
     """Measure policies side by side: memory, speed, and fidelity through the packed cache."""
+    if ctx.invoked_subcommand:
+        if any(source.name == "COMMANDLINE" for source in map(ctx.get_parameter_source, ctx.params) if source):
+            raise UsageError(f"options of `{ctx.invoked_subcommand}` come after its name")
+        return
     for name, value, least in (
         ("--batch", batch, 1),
         ("--decode-tokens", decode_tokens, 1),
         ("--fidelity-tokens", fidelity_tokens, 0),
     ):
         if value < least:
-    if ctx.invoked_subcommand:
-        if any(source.name == "COMMANDLINE" for source in map(ctx.get_parameter_source, ctx.params) if source):
-            raise UsageError(f"options of `{ctx.invoked_subcommand}` come after its name")
-        return
             raise UsageError(f"`{name} {value}` is below {least}")
     names = None if policies is None else split_policies(policies)
     output.check(picture=plot, video=video)
@@ -99,6 +105,7 @@ def bench(
             decode_tokens=decode_tokens,
             fidelity_tokens=fidelity_tokens,
             random_weights=random_weights,
+            with_peers=peers,
         )
     if plot:
         from wq_cli.report.files import write

@@ -33,6 +33,11 @@ def parse_whole(value: str | int) -> int:
         raise typer.BadParameter(f"`{value}` is not a whole number") from None
 
 
+def parse_wholes(text: str) -> tuple[int, ...]:
+    """`25,50,100`."""
+    return tuple(parse_whole(part) for part in text.split(","))
+
+
 def parse_number(value: str | float) -> float:
     """`3.2`; infinity and NaN are no numbers here."""
     try:

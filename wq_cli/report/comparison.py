@@ -67,6 +67,8 @@ def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
         "bits per visual element; first: time to the first token; token: each later one",
         _spread(result),
     ]
+    if any(row.is_peer for row in result.rows):
+        lines.append("hf: caches of transformers with the model's own attention; their bits are those of all tokens")
     if any(row.kl_to_full is not None for row in result.rows):
         lines.append(
             f"KL in nats to {REFERENCE}, and how often the likeliest token is the same, over {result.fidelity_tokens} "
@@ -84,7 +86,7 @@ def slower(result: BenchResult, glyphs: Glyphs) -> str | None:
         f"{row.policy} {row.decode_ms_per_token / reference.decode_ms_per_token:.2f}{glyphs.times} the time "
         f"({reference.kv_bytes / row.kv_bytes:.1f}{glyphs.times} less)"
         for row in result.rows
-        if _is_slower(row, reference)
+        if _is_slower(row, reference) and not row.is_peer
     ]
     return f"slower per token than {REFERENCE} here, for less KV memory: {', '.join(costs)}" if costs else None
 
@@ -129,10 +131,10 @@ _EVAL_COLUMNS: list[tuple[str, Callable[[EvalRow], str], bool]] = [
     ("same", lambda row: f"{row.greedy_agreement:.1%}", False),
     ("bits", lambda row: f"{row.effective_bits:.2f}", False),
     ("KV", lambda row: format.size(round(row.kv_bytes)), False),
-    ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", False),
-    ("weakest family", lambda row: f"{weakest_family(row)} {row.families[weakest_family(row)]:.0%}", True),
     ("metadata", lambda row: format.size(round(row.metadata_bytes)), True),
     ("search", lambda row: format.milliseconds(row.search_ms), True),
+    ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", False),
+    ("weakest family", lambda row: f"{weakest_family(row)} {row.families[weakest_family(row)]:.0%}", True),
 ]
 
 
