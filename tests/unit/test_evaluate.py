@@ -13,13 +13,14 @@ import torch
 from tiny_models import llava_onevision
 
 from wq_cli import video
-from wq_cli.bench.evaluate import Questions, evaluate, variants
+from wq_cli.bench.evaluate import evaluate, variants
 from wq_cli.bench.scoring import Scorer, clustered_error
 from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener, Screen
 from wq_cli.errors import WqError
 from wq_cli.models import loading
 from wq_cli.results import EvalResult
+from wq_cli.suites import Questions
 
 OPTIONS = ("a dog", "a cat", "left", "right", "no")
 ASKED = ("what happens", "is there a dog", "how many", "when does it move")

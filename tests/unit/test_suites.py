@@ -14,13 +14,13 @@ from PIL import Image
 from wq_cli import suites
 from wq_cli.config import Limits
 from wq_cli.errors import UsageError, WqError
-from wq_cli.suites.item import Item, Skipped
+from wq_cli.suites.item import Item
 
 NEXTQA_COLUMNS = "video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"
 
 
 def loaded(name: str, folder: Path) -> tuple[list[Item], dict[str, str]]:
-    items, skipped = suites.load(name, folder, questions=None, seed=0)
+    items, skipped = suites.load(suites.Questions(name, folder), 0)
     return items, {item.id: item.reason for item in skipped}
 
 
@@ -148,7 +148,7 @@ def test_milebench_puts_pictures_first_and_points_at_them(tmp_path: Path) -> Non
 
 
 def test_scenes_are_the_demo_worlds_held_out_questions() -> None:
-    items, skipped = suites.load("scenes", None, questions=24, seed=3)
+    items, skipped = suites.load(suites.Questions(count=24), 3)
     assert len(items) == 24 and not skipped
     assert len({item.id for item in items}) == 24
     assert all(item.answer in item.options for item in items)
@@ -164,9 +164,9 @@ def test_questions_of_a_clip_come_together_and_a_seed_draws_some(tmp_path: Path)
             writer.writerow([number % 2, 9, 6, 3, f"q{number}", 0, number, "CW", *"abcde"])
     for name in ("0", "1"):
         video(tmp_path / f"{name}.mp4")
-    everything, _ = suites.load("nextqa", tmp_path, questions=None, seed=0)
+    everything, _ = suites.load(suites.Questions("nextqa", tmp_path), 0)
     assert [item.clip for item in everything] == ["0"] * 10 + ["1"] * 10
-    some, again, others = (suites.load("nextqa", tmp_path, questions=6, seed=seed)[0] for seed in (1, 1, 2))
+    some, again, others = (suites.load(suites.Questions("nextqa", tmp_path, 6), seed)[0] for seed in (1, 1, 2))
     assert some == again and some != others and len(some) == 6
     assert some == [item for item in everything if item in some]
 
@@ -208,7 +208,6 @@ def test_suites_and_their_folders(tmp_path: Path) -> None:
         ("next-qa", tmp_path, "there is no suite `next-qa`"),
     ):
         with pytest.raises(UsageError, match=message):
-            suites.load(name, folder, questions=1, seed=0)
+            suites.load(suites.Questions(name, folder, 1), 0)
     with pytest.raises(WqError, match="there is no folder"):
-        suites.load("mvbench", tmp_path / "nowhere", questions=1, seed=0)
-    assert Skipped("1", "why") not in suites.load("scenes", None, questions=1, seed=0)[0]
+        suites.load(suites.Questions("mvbench", tmp_path / "nowhere"), 0)

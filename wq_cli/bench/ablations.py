@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wq_cli.bench import FULL
-from wq_cli.bench.evaluate import Questions, evaluate, variants
+from wq_cli.bench.evaluate import evaluate, variants
 from wq_cli.results import AblationResult
 
 if TYPE_CHECKING:
     from wq_cli.config import Quantization, Settings
     from wq_cli.pipeline import Listener
+    from wq_cli.suites import Questions
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.pipeline import Listener
     from wq_cli.profile import Profile
+    from wq_cli.suites import Questions
     from wq_cli.suites.item import Item, Pictures
 
 
@@ -40,23 +41,6 @@ def variants(settings: Quantization, names: Sequence[str], budgets: Sequence[flo
             chosen = policies.beside_others(replace(settings, bits=bits), name)
             made[name if chosen.bits is None else f"{name} @ {chosen.bits:g}"] = chosen
     return made
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What is asked of a suite.
-
-    Attributes:
-        suite: Name in `wq_cli.suites`.
-        folder: Where a public suite lies.
-        count: How many; None for all, or the demo world's usual number.
-        mode: How an option is chosen.
-    """
-
-    suite: str = suites.SCENES
-    folder: Path | None = None
-    count: int | None = None
-    mode: AnswerMode = "likelihood"
 
 
 def evaluate(
@@ -84,7 +68,7 @@ def evaluate(
     from wq_cli import profile as profiles
 
     seed = settings.quantization.seed
-    items, skipped = suites.load(asked.suite, asked.folder, questions=asked.count, seed=seed)
+    items, skipped = suites.load(asked, seed)
     frames = settings.sampling.frames or profiles.load(settings.runtime.profile).frames
     settings = replace(settings, sampling=replace(settings.sampling, frames=frames))
     with pipeline.backend(settings):

@@ -46,7 +46,7 @@ def prompts(settings: Settings, listener: Listener) -> tuple[InspectResult, Clip
     return replace(result, command=COMMAND, video=video), clip
 
 
-def first_tokens(settings: Settings, listener: Listener, questions: int) -> CurveResult:
+def first_tokens(settings: Settings, listener: Listener, questions: int | None) -> CurveResult:
     """Fig 7: how the attention that question and answer prefix pay to the video is spread over its windows."""
     window = settings.quantization.window
 
@@ -96,7 +96,7 @@ def attention_of_windows(model: VideoModel, prompt: Prompt, window: int) -> NDAr
     return np.stack(rows)
 
 
-def layers(settings: Settings, listener: Listener, questions: int) -> CurveResult:
+def layers(settings: Settings, listener: Listener, questions: int | None) -> CurveResult:
     """Fig 8: s_i of every layer (eq 9), its mean and its spread over the questions."""
 
     def measured(model: VideoModel, prompt: Prompt) -> NDArray[np.float64]:
@@ -126,11 +126,11 @@ class _Measured:
 def _over_questions(
     settings: Settings,
     listener: Listener,
-    questions: int,
+    questions: int | None,
     measured: Callable[[VideoModel, Prompt], NDArray[np.float64]],
 ) -> _Measured:
     seed = settings.quantization.seed
-    items, _ = suites.load(suites.SCENES, None, questions=questions, seed=seed)
+    items, _ = suites.load(suites.Questions(count=questions), seed)
     with pipeline.backend(settings):
         opened = open_model(settings, listener)
         model, frames = opened.model, settings.sampling.frames or opened.profile.frames

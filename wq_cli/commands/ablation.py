@@ -64,7 +64,8 @@ def ablation(
     screen = output.screen()
     settings = Settings(Sampling(frames=frames), quantization, Generation(max_new_tokens=max_new_tokens), runtime)
     with Listener(screen) as listener:
-        result, picture = _run(name, settings, listener, (suite, folder, questions, answer))
+        asked = suites.Questions(suite, folder, questions, answer)
+        result, picture = _run(name, settings, listener, asked)
     if plot:
         from wq_cli.report.files import write
 
@@ -74,13 +75,13 @@ def ablation(
         _show(screen, result)
 
 
-def _run(name: str, settings: Settings, listener: Listener, asked: tuple[Any, ...]) -> tuple[Any, Callable[[], bytes]]:
+def _run(name: str, settings: Settings, listener: Listener, asked: suites.Questions) -> tuple[Any, Callable[[], bytes]]:
     """(The result, what draws it)."""
     if name in VARIANTS:
-        from wq_cli.bench import ablations, evaluate
+        from wq_cli.bench import ablations
         from wq_cli.report.front import draw_front
 
-        changed = ablations.run(name, settings, listener, evaluate.Questions(*asked))
+        changed = ablations.run(name, settings, listener, asked)
         return changed, lambda: draw_front(changed.evaluation)
     from wq_cli.bench import looks
 
@@ -92,7 +93,7 @@ def _run(name: str, settings: Settings, listener: Listener, asked: tuple[Any, ..
     from wq_cli.report.curves import draw_curves
 
     look = looks.first_tokens if name == "first-tokens" else looks.layers
-    curves = look(settings, listener, asked[2])
+    curves = look(settings, listener, asked.count)
     return curves, lambda: draw_curves(curves)
 
 

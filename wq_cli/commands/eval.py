@@ -87,7 +87,7 @@ def evaluate(
 
     screen = output.screen()
     settings = Settings(Sampling(frames=frames), quantization, Generation(max_new_tokens=max_new_tokens), runtime)
-    asked = measuring.Questions(suite, folder, questions, answer)
+    asked = suites.Questions(suite, folder, questions, answer)
     rows = measuring.variants(quantization, names, bits or ())
     with Listener(screen) as listener:
         result = measuring.evaluate(settings, listener, asked, rows, record=record)

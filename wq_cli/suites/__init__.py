@@ -5,9 +5,11 @@ A suite is one file of this folder with a function `items(folder)` and one line 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from wq_cli.config import AnswerMode
 from wq_cli.errors import UsageError, WqError, unknown_name
 
 if TYPE_CHECKING:
@@ -21,13 +23,28 @@ _FOLDERS = {name: name for name in ("nextqa", "egoschema", "intentqa", "mvbench"
 NAMES = (SCENES, *_FOLDERS)
 
 
-def load(name: str, folder: Path | None, *, questions: int | None, seed: int) -> tuple[list[Item], list[Skipped]]:
+@dataclass(frozen=True)
+class Questions:
+    """What is asked.
+
+    Attributes:
+        suite: One of `NAMES`.
+        folder: Where a public suite lies, or its file of questions; the demo world needs none.
+        count: How many; None for all of them, or the demo world's usual number.
+        mode: How an option is chosen.
+    """
+
+    suite: str = SCENES
+    folder: Path | None = None
+    count: int | None = None
+    mode: AnswerMode = "likelihood"
+
+
+def load(asked: Questions, seed: int) -> tuple[list[Item], list[Skipped]]:
     """Questions of a suite, those about one clip one after the other.
 
     Args:
-        name: One of `NAMES`.
-        folder: Where a public suite lies, or its file of questions; the demo world needs none.
-        questions: How many to ask, drawn by `seed`; None for all of them.
+        asked: Which of them.
         seed: Which clips of the demo world, or which questions of a public suite.
 
     Returns:
@@ -37,6 +54,7 @@ def load(name: str, folder: Path | None, *, questions: int | None, seed: int) ->
         UsageError: No such suite, or its folder is not given.
         WqError: The folder is not in the suite's format, or nothing of it can be asked.
     """
+    name, folder = asked.suite, asked.folder
     if name not in NAMES:
         raise unknown_name("suite", name, NAMES)
     if name == SCENES:
@@ -44,7 +62,7 @@ def load(name: str, folder: Path | None, *, questions: int | None, seed: int) ->
             raise UsageError("`scenes` is made, not read", "leave `--folder` away")
         from wq_cli.suites import scenes
 
-        return list(scenes.items(questions or scenes.DEFAULT_QUESTIONS, seed)), []
+        return list(scenes.items(asked.count or scenes.DEFAULT_QUESTIONS, seed)), []
     if folder is None:
         raise UsageError(f"`{name}` is read from a folder", "name it: `--folder PATH`")
     if not folder.exists():
@@ -55,4 +73,4 @@ def load(name: str, folder: Path | None, *, questions: int | None, seed: int) ->
     if not items:
         why = f": {skipped[0].reason}" if skipped else ""
         raise WqError(f"no question of `{name}` in `{folder}` can be asked{why}")
-    return drawn(items, questions, seed), skipped
+    return drawn(items, asked.count, seed), skipped
