@@ -114,6 +114,19 @@ def test_when_all_is_recent_nothing_changes(model: VideoModel, prompts: list[Pro
     assert answer(model, prefilled(model, prompts[:1], spec)) == answer(model, prefilled(model, prompts[:1], "fp16"))
 
 
+@pytest.mark.parametrize("spec", ["smoothquant:alpha=0.5", "smoothquant:alpha=1", "akvq-vl"])
+def test_other_coordinates_alone_change_nothing(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """The same with nothing quantized: scores and outputs are those of the model."""
+    request = engine.prepare(model, prompts[:1], settings(spec), room=8, until_visual_end=True)
+    full = policies.create(settings("fp16", fixed_first_window=False))
+    request.policy.plan_layer = full.plan_layer  # type: ignore[method-assign]
+    state = engine.prefill(model, request)
+    assert all(layer.transform is not None and not layer.segments for layer in state.cache.layers)
+    embeds, positions = engine.after_video(prompts[:1])
+    logits = engine.extend(model, state, embeds, last_only=False, positions=positions)
+    torch.testing.assert_close(logits, asked(model, prompts[:1], "fp16"), atol=1e-4, rtol=0)
+
+
 def test_plain_rounding_of_all_windows_is_vidkv_at_two_bits(model: VideoModel, prompts: list[Prompt]) -> None:
     request = engine.prepare(model, prompts[:1], settings("rtn2", fixed_first_window=False), room=8)
     assert answer(model, engine.prefill(model, request)) == answer(model, prefilled(model, prompts[:1], "vidkv"))
