@@ -52,7 +52,7 @@ def windowed_attention(
     layer: WindowCacheLayer | None = getattr(key, "wq_layer", None)
     if layer is None or not layer.sealed:
         if layer is not None and layer.storage.on_queries is not None:
-            layer.storage.on_queries(layer.index, query)
+            layer.storage.on_queries(layer.index, query, key)
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
     sliding_window = kwargs.get("sliding_window")

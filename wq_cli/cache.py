@@ -52,7 +52,7 @@ class Storage:
     room: int
     reorder: bool
     dtype: torch.dtype | None
-    on_queries: Callable[[int, torch.Tensor], None] | None = None
+    on_queries: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
     _last_placement: Placement | None = field(default=None, init=False)
 
     def placement(self, plan: LayerPlan, device: torch.device) -> Placement:
@@ -352,8 +352,8 @@ class WindowCache(Cache):
         room: Tokens of the run to allocate beyond the prompt; it grows when they are used up.
         reorder: See `wq_cli.placement.storage_order`.
         dtype: Dtype of what is stored; None is the model's.
-        on_queries: Called in the prefill with the index of a layer and its queries, [B, Hq, L, D], rotary position
-            applied, when the model runs our attention.
+        on_queries: Called in the prefill with the index of a layer, its queries, [B, Hq, L, D], and its keys,
+            [B, Hkv, L, D], rotary position applied, when the model runs our attention.
     """
 
     layers: list[WindowCacheLayer]
@@ -368,7 +368,7 @@ class WindowCache(Cache):
         room: int = GROWTH_TOKENS,
         reorder: bool = True,
         dtype: torch.dtype | None = None,
-        on_queries: Callable[[int, torch.Tensor], None] | None = None,
+        on_queries: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None,
     ) -> None:
         self.planner = planner
         self.storage = Storage(config, visual, visual, codec, room, reorder, dtype, on_queries)

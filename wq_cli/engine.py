@@ -161,7 +161,8 @@ class Request:
     """Prompts with all that is decided about them before the prefill.
 
     Attributes:
-        batch: The prompts.
+        batch: The prompts, as far as the cache is to hold them.
+        seen: What the prefill runs over: the same, or with the question behind it, which is then forgotten.
         policy: Asked for each layer's plan, its budget fitted.
         found: Scores of the windows.
         cache: Empty.
@@ -169,6 +170,7 @@ class Request:
     """
 
     batch: Batch
+    seen: Batch
     policy: Policy
     found: Search
     cache: WindowCache
@@ -211,7 +213,8 @@ def prepare(
         relevance = found.relevance
         with found.on_host():
             policy.fit_budget(relevance, sensitivity, budget)
-    return Request(batch, policy, found, cache, sensitivity)
+    seen = Batch.of(prompts, settings.window) if until_visual_end and policy.needs_question else batch
+    return Request(batch, seen, policy, found, cache, sensitivity)
 
 
 def _budget_bits(model: VideoModel, cache: WindowCache, settings: Quantization) -> float | None:
@@ -244,10 +247,10 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
         request: From `prepare`; its cache is filled.
         on_layer: Called with the index of each sealed layer.
     """
-    batch, policy = request.batch, request.policy
+    batch, policy = request.seen, request.policy
     device = batch.embeds.device
     total, sealing = Stopwatch(device), Stopwatch(device)
-    result = Prefilled(request.cache, torch.empty(0), batch.next_position)
+    result = Prefilled(request.cache, torch.empty(0), request.batch.next_position)
     deepstack = {} if batch.deepstack is None else model.deepstack_inputs(batch.visual_mask, batch.deepstack)
 
     def seal(layer: int, s: float | None) -> None:
@@ -265,6 +268,8 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     with total(), windowed_attention(model), token_chunks(model.decoder), hooks:
         hidden = run_decoder(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
+    if batch is not request.batch:
+        request.cache.crop(request.batch.embeds.shape[1] - batch.embeds.shape[1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
     return result
 

@@ -175,10 +175,13 @@ def test_budget_keeps_the_ranking_of_a_batch_when_one_request_has_none() -> None
     assert (np.diff(made) >= 0).all() and len(set(made.tolist())) > 1
 
 
+RANKING = ("windowquant", "random", "cocktail", "focus")
+
+
 def test_budget_beside_others_is_for_policies_that_rank() -> None:
     for name in policies.names():
         beside = policies.beside_others(Quantization(bits=4.0), name)
-        assert (beside.policy, beside.bits) == (name, 4.0 if name in ("windowquant", "random") else None)
+        assert (beside.policy, beside.bits) == (name, 4.0 if name in RANKING else None)
 
 
 def test_budget_too_small_says_what_is_needed() -> None:

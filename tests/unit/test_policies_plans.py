@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wq_cli import policies
 from wq_cli.config import Quantization
 from wq_cli.errors import UsageError
+from wq_cli.placement import VisualTokens
 from wq_cli.policies.base import LayerPlan
+from wq_cli.policies.focus import LEAST_RELEVANCE, look, spend
 
 
-def plan(spec: str, relevance: list[list[float]], layer: int = 0, **settings: object) -> LayerPlan:
-    policy = policies.create(Quantization(policy=spec, **settings))  # type: ignore[arg-type]
+def plan(spec: str, relevance: list[list[float]], layer: int = 0, **more: object) -> LayerPlan:
+    policy = policies.create(Quantization(policy=spec, **more))  # type: ignore[arg-type]
     return policy.plan_layer(layer, np.array(relevance), None)
 
 
@@ -32,3 +39,63 @@ def test_cocktail_is_the_same_in_every_layer() -> None:
 def test_thresholds_of_cocktail_do_not_cross() -> None:
     with pytest.raises(UsageError, match="at most 1 together"):
         plan("cocktail:low=0.8:high=0.3", [[0.0]])
+
+
+COST = {2: 2 * 64 + 32, 4: 4 * 64 + 32, 8: 8 * 64 + 32, 16: 16 * 64}
+
+
+def error_of(widths: np.ndarray, matters: np.ndarray, key_weight: float) -> float:
+    """Sum that focus wants small, in the terms of its docstring; widths [W, 2]."""
+    counts = (matters / matters.mean()) ** 2 + LEAST_RELEVANCE
+    return float((counts * (key_weight * 4.0 ** -widths[:, 0] + 4.0 ** -widths[:, 1])).sum())
+
+
+@given(
+    matters=st.lists(st.floats(0.001, 1), min_size=3, max_size=3).map(np.array),
+    room=st.floats(6 * COST[2], 6 * COST[16]),
+    key_weight=st.floats(1, 16),
+)
+@settings(max_examples=20, deadline=None)
+def test_no_plan_of_the_same_size_has_less_error_than_that_of_focus(
+    matters: np.ndarray, room: float, key_weight: float
+) -> None:
+    found = spend(matters, room, 64, key_weight)
+    spent = sum(COST[int(bits)] for bits in found.ravel())
+    assert spent <= room
+    every = np.array(list(itertools.product(COST, repeat=6)))
+    cost = np.vectorize(COST.get)(every).sum(axis=1)
+    best = min(error_of(widths.reshape(3, 2), matters, key_weight) for widths in every[cost <= spent])
+    assert error_of(found, matters, key_weight) <= best * (1 + 1e-9)
+
+
+def test_focus_keeps_to_its_average_of_bits() -> None:
+    made = plan("focus:bits=3.25", [[np.nan, *np.linspace(0, 1, 40)]])
+    assert (made.key_bits[0], made.value_bits[0]) == (8, 8)
+    used = sum(COST[int(bits)] for side in (made.key_bits, made.value_bits) for bits in side[1:]) / (40 * 2 * 64)
+    assert 3.25 - 1024 / (40 * 128) < used <= 3.25
+    assert made.key_bits[1:].mean() > made.value_bits[1:].mean()
+    assert (np.diff(made.key_bits[1:]) >= 0).all()
+
+
+def test_what_the_question_pays_attention_to() -> None:
+    """Against softmax written out: two rows of which one is padded by two, two query heads on one KV head."""
+    draw = np.random.default_rng(0)
+    queries, keys = draw.normal(size=(2, 2, 11, 4)), draw.normal(size=(2, 1, 11, 4))
+    visual_mask = torch.zeros(2, 11, dtype=torch.bool)
+    visual_mask[:, 3:7] = True
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[1, :2] = False
+    visual = VisualTokens.from_mask(visual_mask, 2, real)
+    seen = look(torch.tensor(queries), torch.tensor(keys), visual)
+    for row in range(2):
+        before = slice(2 * row, 7)
+        paid = np.zeros((8, 11))
+        for place, (head, token) in enumerate(itertools.product(range(2), range(7, 11))):
+            scores = np.exp(keys[row, 0, before] @ queries[row, head, token] / 2)
+            paid[place, before] = scores / scores.sum()
+        np.testing.assert_allclose(seen.attention[row, 0], paid.mean(axis=0), atol=1e-6)
+        np.testing.assert_allclose(seen.strength[row, 0], np.sqrt((paid**2).mean(axis=0)), atol=1e-6)
+        asked = queries[row, :, 7:].reshape(8, 4)
+        np.testing.assert_allclose(seen.moment[row, 0], asked.T @ asked / 8, atol=1e-5)
+        windows = paid.mean(axis=0)[3:7].reshape(2, 2).sum(axis=1)
+        np.testing.assert_allclose(seen.of_windows(visual)[row], windows, atol=1e-6)

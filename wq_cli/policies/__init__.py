@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # name on the command line: module of this package, class in it
 _REGISTRY = {
     "windowquant": ("windowquant", "WindowQuant"),
+    "focus": ("focus", "Focus"),
     "fp16": ("uniform", "Full"),
     "rtn8": ("uniform", "Rtn8"),
     "rtn4": ("uniform", "Rtn4"),

@@ -14,7 +14,7 @@ as for every policy here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class AkvqOptions(Options):
         pivot_layer: The layer whose input shows them.
         clip: Factor on both ends of a group's range.
         rotate: Whether keys and values are rotated.
-        centering: Whether the mean of every 32 tokens is taken away first (not in the paper).
+        key_centering: Whether the mean of every 32 keys is taken away first (not in the paper).
     """
 
     pivots: int = 15
@@ -54,7 +54,7 @@ class AkvqOptions(Options):
     pivot_layer: int = 2
     clip: float = 0.8
     rotate: bool = True
-    centering: bool = False
+    key_centering: bool = False
 
     def __post_init__(self) -> None:
         if min(self.pivots, self.recent, self.tsa_layers) < 0:
@@ -102,8 +102,6 @@ class AkvqCoding(Coding):
 
         channels = keys.shape[3]
         rotation = Rotation(hadamard(channels).to(keys)) if self.options.rotate else None
-        quantizer = TokenQuantizer(
-            group=channels, clip=self.options.clip, zero_point="integer", centred=self.options.centering
-        )
-        codec = PerToken(1, quantizer)
-        return LayerCodec(codec, codec, rotation)
+        plain = TokenQuantizer(group=channels, clip=self.options.clip, zero_point="integer")
+        centred = replace(plain, centred=self.options.key_centering)
+        return LayerCodec(PerToken(1, centred), PerToken(1, plain), rotation)

@@ -88,6 +88,8 @@ class Policy(ABC):
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
         needs_queries: Whether `observe_queries` is called.
+        needs_question: Whether the queries must hold those of the question: where it is asked after the cache was
+            sealed, the prefill runs over it too and then forgets it.
         options_type: What may be written behind the policy's name (`policies.options`).
         options: What was.
     """
@@ -95,6 +97,7 @@ class Policy(ABC):
     needs_scores: ClassVar[bool] = False
     needs_sensitivity: ClassVar[bool] = False
     needs_queries: ClassVar[bool] = False
+    needs_question: ClassVar[bool] = False
     options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, settings: Quantization) -> None:
@@ -109,8 +112,9 @@ class Policy(ABC):
             decoder: The language model that will run them; its `layers` are in order.
         """
 
-    def observe_queries(self, layer: int, queries: torch.Tensor) -> None:
-        """Told of a layer's queries in the prefill, [B, Hq, L, D], rotary position applied, before it is planned."""
+    def observe_queries(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
+        """Told of a layer's queries in the prefill, [B, Hq, L, D], and its keys, [B, Hkv, L, D], rotary position
+        applied, before it is planned."""
         raise NotImplementedError
 
     def observe(self, layer: int, stream: torch.Tensor) -> None:  # noqa: B027 - most policies have nothing to look at

@@ -45,7 +45,7 @@ class SkvqOptions(Options):
         clip_about: What clipping shrinks a range towards: `zero` is the released code, `middle` never shifts it.
         fp8: Whether scales and minima are float8 e4m3 and not float16.
         sinks, recent: Tokens at the start and at the end of the prompt that stay at full precision.
-        centering: Whether the mean of every 32 tokens is taken away first (not in the paper).
+        key_centering: Whether the mean of every 32 keys is taken away first (not in the paper).
     """
 
     key_bits: Literal["4", "2", "1.5"] = "2"
@@ -57,7 +57,7 @@ class SkvqOptions(Options):
     fp8: bool = True
     sinks: int = 5
     recent: int = 128
-    centering: bool = False
+    key_centering: bool = False
 
     def __post_init__(self) -> None:
         if self.group < 1 or min(self.sinks, self.recent) < 0:
@@ -96,9 +96,12 @@ class SkvqCoding(Coding):
     visual: VisualTokens
 
     def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
-        return LayerCodec(self._codec(keys, self.options.key_bits), self._codec(values, self.options.value_bits))
+        options = self.options
+        return LayerCodec(
+            self._codec(keys, options.key_bits, options.key_centering), self._codec(values, options.value_bits, False)
+        )
 
-    def _codec(self, x: torch.Tensor, bits: str) -> PerToken:
+    def _codec(self, x: torch.Tensor, bits: str, centred: bool) -> PerToken:
         import torch
 
         from wq_cli.blocks import TokenQuantizer
@@ -110,7 +113,7 @@ class SkvqCoding(Coding):
             clip=options.clip,
             clip_about=options.clip_about,
             dtype=torch.float8_e4m3fn if options.fp8 else torch.float16,
-            centred=options.centering,
+            centred=centred,
         )
         return PerToken(1, quantizer, LEVELS[bits])
 

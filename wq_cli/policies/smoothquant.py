@@ -11,7 +11,7 @@ activations at 8 bits; 2 bits are what it is compared at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from wq_cli.codecs import Coding, LayerCodec, PerToken
@@ -37,13 +37,13 @@ class SmoothQuantOptions(Options):
         bits: Width of the codes.
         alpha: a, how much of the range moves over to queries and output weights; 1 moves all of it.
         group: Channels of all KV heads, in order, that share a scale.
-        centering: Whether the mean of every 32 tokens is taken away first (not in the paper).
+        key_centering: Whether the mean of every 32 keys is taken away first (not in the paper).
     """
 
     bits: Literal[8, 4, 2] = 2
     alpha: float = 0.5
     group: int = 128
-    centering: bool = False
+    key_centering: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -69,7 +69,7 @@ class SmoothQuant(Policy):
             raise UsageError("`smoothquant` looks at the output weights", "leave `--weights 4bit` away")
         self._query_max: dict[int, torch.Tensor] = {}
 
-    def observe_queries(self, layer: int, queries: torch.Tensor) -> None:
+    def observe_queries(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
         self._query_max[layer] = queries.abs().amax(dim=(0, 2))
 
     def coding(self) -> Coding:
@@ -99,8 +99,9 @@ class SmoothCoding(Coding):
         options = self.policy.options
         of_query, of_weight = self.policy.maxima(layer, keys.shape[1])
         transform = Smoothing(smooth(keys, of_query, options.alpha), smooth(values, of_weight, options.alpha))
-        codec = PerToken(self.policy.settings.window, TokenQuantizer(group=options.group, centred=options.centering))
-        return LayerCodec(codec, codec, transform)
+        plain, window = TokenQuantizer(group=options.group), self.policy.settings.window
+        centred = replace(plain, centred=options.key_centering)
+        return LayerCodec(PerToken(window, centred), PerToken(window, plain), transform)
 
 
 def smooth(x: torch.Tensor, other_max: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ effective bits is what the search is worth. Other axes are the controls of metho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -32,12 +32,12 @@ class RtnOptions(Options):
             `kivi`, the first for keys and 32 channels of a token for values; `tensor`, everything in a window, which
             is the paper's "per-tensor" by the size of its metadata.
         group: Channels of a token that share one where `axes` is `token`, in the order of KV heads.
-        centering: Whether the mean of every 32 tokens is taken away first where groups lie in a token.
+        key_centering: Whether the mean of every 32 keys is taken away first where `axes` is `token`.
     """
 
     axes: Literal["window", "token", "kivi", "tensor"] = "window"
     group: int = 128
-    centering: bool = False
+    key_centering: bool = False
 
     def __post_init__(self) -> None:
         if self.group < 1:
@@ -72,12 +72,13 @@ class Rtn(Uniform):
         from wq_cli.blocks import TokenQuantizer
         from wq_cli.codecs import ChannelInWindow, LayerCodec, PerToken, PerWindow
 
-        window, centred = self.settings.window, self.options.centering
+        window = self.settings.window
         if self.options.axes == "tensor":
             return PerWindow(window)
         if self.options.axes == "token":
-            return PerToken(window, TokenQuantizer(group=self.options.group, centred=centred))
-        values = PerToken(window, TokenQuantizer(group=KIVI_GROUP, centred=centred))
+            keys = TokenQuantizer(group=self.options.group, centred=self.options.key_centering)
+            return LayerCodec(PerToken(window, keys), PerToken(window, replace(keys, centred=False)))
+        values = PerToken(window, TokenQuantizer(group=KIVI_GROUP))
         return LayerCodec(ChannelInWindow(window, self.settings.zero_point), values)
 
 
