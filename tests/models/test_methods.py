@@ -23,12 +23,12 @@ from wq_cli.transforms import Smoothing
 # The tiny model has 2 KV heads of 16 channels, so groups are smaller than in the papers.
 METHODS = (
     "rtn2:axes=token:group=32",
-    "rtn4:axes=token:group=16:centering=on",
+    "rtn4:axes=token:group=16:key_centering=on",
     "rtn4:axes=kivi",
     "kivi:residual=32",
     "kivi:bits=4:group=16:residual=16",
     "akvq-vl:recent=16:pivots=5:pivot_layer=1:tsa_layers=1",
-    "akvq-vl:recent=16:centering=on",
+    "akvq-vl:recent=16:key_centering=on",
     "skvq:group=8:recent=16",
     "skvq:group=32:value_bits=1.5:key_bits=4:fp8=off:recent=30:reorder=off",
     "smoothquant:group=32:bits=4",
