@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wq_cli import pipeline, suites
+from wq_cli import engine, pipeline, suites
 from wq_cli.bench import SCENE_FPS, SCENE_SEED, SCENE_SIZE, made_with, open_model
 from wq_cli.bench.scoring import prompt_text
 from wq_cli.calibration import sensitivity
@@ -73,24 +73,33 @@ def first_tokens(settings: Settings, listener: Listener, questions: int | None) 
 def attention_of_windows(model: VideoModel, prompt: Prompt, window: int) -> NDArray[np.float64]:
     """Share of the attention to visual tokens that goes to each whole window, [layers, W].
 
-    Queries are the tokens after the video, all heads alike. The model's eager attention gives the weights.
+    Queries are the tokens after the video, all heads alike. They run through an ordinary cache of the rest, so that the
+    weights, which only the model's eager attention gives, are few.
     """
-    config = model.text_config
+    from transformers import DynamicCache
+
+    end, cache, config = prompt.visual_end, DynamicCache(config=model.text_config), model.text_config
+    deepstack = {}
+    if prompt.deepstack is not None:
+        deepstack = model.deepstack_inputs(prompt.visual_mask[None, :end], prompt.deepstack)
+
+    def run(tokens: slice, **more: Any) -> Any:
+        embeds, positions = prompt.embeds[None, tokens], prompt.positions[..., None, tokens]
+        decoder_class: Any = type(model.decoder)
+        held = {engine._cache_argument(decoder_class): cache}
+        return model.decoder(inputs_embeds=embeds, position_ids=positions, use_cache=True, **held, **more)
+
     with model.lock:
+        run(slice(0, end), **deepstack)
         before = config._attn_implementation
         config._attn_implementation = "eager"
         try:
-            output = model.decoder(
-                inputs_embeds=prompt.embeds[None],
-                position_ids=prompt.positions[..., None, :],
-                use_cache=False,
-                output_attentions=True,
-            )
+            attentions = run(slice(end, None), output_attentions=True).attentions
         finally:
             config._attn_implementation = before
     rows = []
-    for weights in output.attentions:
-        paid = weights[0, :, prompt.visual_end :][..., prompt.visual_mask].double().mean(dim=(0, 1))
+    for weights in attentions:
+        paid = weights[0, ..., prompt.visual_mask.nonzero()[:, 0]].double().mean(dim=(0, 1))
         share = paid / paid.sum()
         rows.append(share[: len(share) // window * window].view(-1, window).sum(dim=1).cpu().numpy())
     return np.stack(rows)
