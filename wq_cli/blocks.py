@@ -173,7 +173,7 @@ class TokenQuantizer:
     Attributes:
         group: Channels next to each other that share a pair, in the order of heads; it divides Hkv * D.
         groups: Group of each channel instead, uint8 [Hkv, D].
-        clip: What the range of a group is multiplied with.
+        clip: What the ranges of groups are multiplied with, one number or float32 [G].
         clip_about: The point that clipping leaves: `zero`, so that lo = clip * min and hi = clip * max, or the
             `middle` of the range.
         zero_point: `integer` makes the minimum a multiple of the scale.
@@ -183,7 +183,7 @@ class TokenQuantizer:
 
     group: int = 128
     groups: Tensor | None = None
-    clip: float = 1.0
+    clip: float | Tensor = 1.0
     clip_about: Literal["zero", "middle"] = "zero"
     zero_point: Literal["float", "integer"] = "float"
     dtype: torch.dtype = torch.float16

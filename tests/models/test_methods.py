@@ -30,6 +30,7 @@ METHODS = (
     "akvq-vl:recent=16:pivots=5:pivot_layer=1:tsa_layers=1",
     "akvq-vl:recent=16:key_centering=on",
     "skvq:group=8:recent=16",
+    "skvq:group=24:recent=16:clip_search=on",
     "skvq:group=32:value_bits=1.5:key_bits=4:fp8=off:recent=30:reorder=off",
     "smoothquant:group=32:bits=4",
     "vidkv",

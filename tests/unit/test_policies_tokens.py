@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from wq_cli import policies
+from wq_cli.blocks import TokenQuantizer
 from wq_cli.config import Quantization
 from wq_cli.errors import UsageError
 from wq_cli.placement import Placement, VisualTokens
 from wq_cli.policies.base import LayerPlan, Policy
 from wq_cli.policies.ends import Ends
-from wq_cli.policies.skvq import k_means
+from wq_cli.policies.skvq import CLIPS, k_means, searched_clip
 
 WINDOW = 32
 DECODER = SimpleNamespace(layers=[])
@@ -123,6 +124,30 @@ def test_k_means_finds_clusters_that_are_there() -> None:
     truth = random.integers(0, 4, 128)
     labels = k_means(centres[truth] + 0.1 * random.standard_normal((128, 2)), 4)
     assert len({(a, b) for a, b in zip(truth, labels, strict=True)}) == 4
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_clip_of_a_group_is_the_best_of_those_tried(learned: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    # Groups with more and more outliers, which want to be clipped more and more.
+    x = torch.randn(1, 2, 400, 32, generator=random)
+    x[..., 8:] *= 1 + 8 * (torch.rand(x[..., 8:].shape, generator=random) < 0.01)
+    x[..., 24:] = x[..., 24:].sign()  # nothing to clip
+    groups = torch.arange(64).view(2, 32).div(8, rounding_mode="floor").to(torch.uint8) if learned else None
+    quantizer = TokenQuantizer(group=8, groups=groups)
+    found = searched_clip(quantizer, x, 4)
+    for g in range(8):
+        head, channels = divmod(8 * g, 32)
+        part = x[:, head : head + 1, :, channels : channels + 8].double()
+        errors = []
+        for clip in CLIPS:
+            low, high = clip * part.amin(-1, True), clip * part.amax(-1, True)
+            step = ((high - low) / 3).half().double()
+            low = low.half().double()
+            codes = ((part - low) / torch.where(step > 0, step, 1.0)).round().clamp(0, 3)
+            errors.append(float(((codes * step + low - part) ** 2).sum()))
+        assert errors[CLIPS.index(pytest.approx(float(found[g])))] <= min(errors) * 1.001
+    assert len(set(found.tolist())) > 1
 
 
 def test_k_means_of_equal_points() -> None:

@@ -4,14 +4,15 @@ Channels of all KV heads are clustered by the lowest and highest value they take
 group's range is clip * [min, max], its scale and minimum are float8 e4m3. The first 5 tokens of the prompt and the last
 128 stay at full precision.
 
-Our reading: clusters come from the request's own prompt instead of a text corpus, one factor clips all groups as in
-the released code, codes are computed from the pair as it is stored, and keys are stored with their rotary position.
-Text and what follows the prompt stay at full precision as for every policy here.
+Our reading: clusters come from the request's own prompt instead of a text corpus, and codes are computed from the pair
+as it is stored. One factor clips all groups, as in the released code; the paper searches one for each group, which
+`clip_search` does on the prompt. Keys are stored with their rotary position. Text and what follows the prompt stay at
+full precision as for every policy here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from wq_cli.blocks import TokenQuantizer
     from wq_cli.placement import VisualTokens
 
 LEVELS = {"4": 16, "2": 4, "1.5": 3}
 WIDTHS = {"4": 4, "2": 2, "1.5": 2}  # in plans, whose widths are whole
 RESTARTS, STEPS = 10, 100
+CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7)
+SEARCH_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class SkvqOptions(Options):
         group: Channels of a group, on average; groups number Hkv * D / group.
         reorder: Whether channels are clustered; else groups are neighbours.
         clip: Factor on the range; the released code has 0.92 and 0.96.
+        clip_search: Whether each group has a factor of its own instead, the one with the smallest squared error.
         clip_about: What clipping shrinks a range towards: `zero` is the released code, `middle` never shifts it.
         fp8: Whether scales and minima are float8 e4m3 and not float16.
         sinks, recent: Tokens at the start and at the end of the prompt that stay at full precision.
@@ -53,6 +58,7 @@ class SkvqOptions(Options):
     group: int = 128
     reorder: bool = True
     clip: float = 0.92
+    clip_search: bool = False
     clip_about: Literal["zero", "middle"] = "zero"
     fp8: bool = True
     sinks: int = 5
@@ -104,32 +110,61 @@ class SkvqCoding(Coding):
     def _codec(self, x: torch.Tensor, bits: str, centred: bool) -> PerToken:
         import torch
 
-        from wq_cli.blocks import TokenQuantizer
+        from wq_cli.blocks import TokenQuantizer, gather
 
         options = self.options
+        visual = gather(x, self.visual.to(x.device).positions)
+        width = x.shape[1] * x.shape[3]
+        count = width // options.group
         quantizer = TokenQuantizer(
-            group=options.group,
-            groups=self._groups(x) if options.reorder else None,
+            group=width if options.reorder else options.group,
+            groups=alike(visual, count) if options.reorder and count > 1 else None,
             clip=options.clip,
             clip_about=options.clip_about,
             dtype=torch.float8_e4m3fn if options.fp8 else torch.float16,
             centred=centred,
         )
+        if options.clip_search:
+            quantizer = replace(quantizer, clip=searched_clip(quantizer, visual, LEVELS[bits]))
         return PerToken(1, quantizer, LEVELS[bits])
 
-    def _groups(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Group of each channel, uint8 [Hkv, D]; None where there is one group only."""
-        import torch
 
-        heads, channels = x.shape[1], x.shape[3]
-        count = heads * channels // self.options.group
-        if not 1 < count <= 256:
-            return None
-        positions = self.visual.to(x.device).positions
-        visual = x.gather(2, positions[:, None, :, None].expand(-1, heads, -1, channels))
-        ends = torch.stack([visual.amin(dim=(0, 2)), visual.amax(dim=(0, 2))], dim=-1).flatten(0, 1)
-        labels = k_means(ends.double().cpu().numpy(), count)
-        return torch.from_numpy(labels).to(torch.uint8).view(heads, channels).to(x.device)
+def alike(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Group of each channel by the ends of its range, [B, Hkv, T, D] to uint8 [Hkv, D].
+
+    Raises:
+        UsageError: More groups than a byte can tell apart.
+    """
+    import torch
+
+    if count > 256:
+        raise UsageError(f"`skvq` would have {count} groups of channels, 256 can be told apart", "raise `group`")
+    ends = torch.stack([x.amin(dim=(0, 2)), x.amax(dim=(0, 2))], dim=-1)
+    labels = k_means(ends.flatten(0, 1).double().cpu().numpy(), count)
+    return torch.from_numpy(labels).to(torch.uint8).view(ends.shape[:2]).to(x.device)
+
+
+def searched_clip(quantizer: TokenQuantizer, x: torch.Tensor, levels: int) -> torch.Tensor:
+    """For each group the factor that leaves the smallest squared error, float32 [G].
+
+    Args:
+        quantizer: Its own factor is not looked at.
+        x: What is to be stored, [B, Hkv, T, D]; some of the tokens, evenly spread, are tried.
+        levels: Of a code.
+    """
+    import torch
+
+    tried = x[:, :, :: max(1, x.shape[2] // SEARCH_TOKENS)].float()
+    errors = []
+    for clip in CLIPS:
+        error = (replace(quantizer, clip=clip).pack(tried, levels).read(torch.float32) - tried) ** 2
+        of_channels = error.sum(dim=(0, 2)).flatten()
+        if quantizer.groups is None:
+            errors.append(of_channels.unflatten(0, (-1, quantizer.group)).sum(dim=1))
+        else:
+            index = quantizer.groups.flatten().long()
+            errors.append(of_channels.new_zeros(int(index.max()) + 1).index_add(0, index, of_channels))
+    return torch.tensor(CLIPS, device=x.device)[torch.stack(errors).argmin(dim=0)]
 
 
 def k_means(points: NDArray[np.float64], count: int, seed: int = 0) -> NDArray[np.int64]:
