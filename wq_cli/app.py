@@ -20,8 +20,10 @@ from wq_cli.commands import (
     eval,
     inspect,
     kernels,
+    paper,
     profiles,
     pull,
+    scaling,
     scenes,
 )
 from wq_cli.commands.groups import Command, Group, RunnableGroup
@@ -54,6 +56,8 @@ _bench = typer.Typer(cls=RunnableGroup, epilog=bench.EXAMPLES)
 _bench.callback(invoke_without_command=True, epilog=bench.EXAMPLES)(bench.bench)
 _bench.command("ablation", cls=Command, epilog=ablation.EXAMPLES)(ablation.ablation)
 _bench.command("kernels", cls=Command, epilog=kernels.EXAMPLES)(kernels.kernels)
+_bench.command("scaling", cls=Command, epilog=scaling.EXAMPLES)(scaling.scaling)
+_bench.command("paper", cls=Command, epilog=paper.EXAMPLES)(paper.paper)
 app.add_typer(_bench, name="bench")
 
 _profiles = typer.Typer(cls=Group, help="List, show, check and choose model profiles.", epilog=profiles.EXAMPLES)

@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,6 @@ from wq_cli.models.pooling import halve
 
 HERE = Path(__file__).parent
 HEIGHT, WIDTH = 432, 768  # 16:9 at the profile's longest side
-TINY = {
-    "text_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
-    "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "image_size": 126},
-}
 
 
 @dataclass
@@ -148,10 +144,7 @@ def language_side(
 def build(options: argparse.Namespace) -> VideoModel:
     profile = profiles.load(options.profile)
     if options.tiny:
-        assert profile.architecture is not None
-        parts = {name: profile.architecture[name] | sizes for name, sizes in TINY.items()}
-        image = {"frame_processor": profile.architecture["frame_processor"] | {"size": {"height": 126, "width": 126}}}
-        profile = replace(profile, architecture=profile.architecture | parts | image)
+        profile = random_weights.tiny(profile)
     return random_weights.build(profile, Settings(runtime=Runtime(device="cpu" if options.tiny else "auto")))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
 
 # Tokens of the chat template before the video, and of template and question after it.
 TOKENS_BEFORE, TOKENS_AFTER = 14, 24
+
+# Parts of a LLaVA-OneVision that runs anywhere.
+TINY: dict[str, dict[str, Any]] = {
+    "text_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
+    "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "image_size": 126},
+    "frame_processor": {"size": {"height": 126, "width": 126}},
+}
+
+
+def tiny(profile: Profile) -> Profile:
+    """The profile of a LLaVA-OneVision with two small layers: that a benchmark runs, not what it shows."""
+    assert profile.architecture is not None
+    parts = {name: {**profile.architecture[name], **sizes} for name, sizes in TINY.items()}
+    return replace(profile, architecture={**profile.architecture, **parts})
 
 
 def build(profile: Profile, settings: Settings) -> VideoModel:

@@ -1,16 +1,23 @@
-"""The figures of `wq bench` as a picture: fidelity against effective bits, KV memory, time per token."""
+"""The figures of `wq bench` and `wq bench scaling` as pictures.
+
+The first: fidelity against effective bits, KV memory, time per token. The second: what grows with the video.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
 
 from wq_cli.report import canvas, format
-from wq_cli.report.axes import Axes, colour_of, decades
+from wq_cli.report.axes import Axes, colour_of, decades, round_values
 from wq_cli.report.canvas import GREY, INK, PAPER, Colour, font
 from wq_cli.results import BenchResult, BenchRow
+
+if TYPE_CHECKING:
+    from wq_cli.bench_results import ScalingResult
 
 WIDTH, _MARGIN, _BAR, _PLOT = 1200, 50, 34, 420
 _TITLE, _LABEL, _SMALL = 24, 18, 15
@@ -84,3 +91,41 @@ def _bars(
         draw.text((left - 14, y + _BAR // 2 - 4), name, INK, font(_SMALL), anchor="rm")
         draw.rectangle((left, y, end, y + _BAR - 10), colours[row.policy])
         draw.text((end + 12, y + _BAR // 2 - 4), text(row), GREY, font(_SMALL), anchor="lm")
+
+
+def draw_scaling(result: ScalingResult) -> bytes:
+    """Draw time per token against the size of the KV cache at full precision, and memory against frames.
+
+    Where the device counts its peak, that is drawn too.
+
+    Returns:
+        The bytes of a PNG, `WIDTH` pixels wide.
+    """
+    full = [step.policies[0].kv_bytes_full / 2**20 for step in result.rows]
+    frames = [float(step.frames) for step in result.rows]
+    panels: list[tuple[str, str, list[float], Callable[[BenchRow], float]]] = [
+        ("time per token, ms", "KV cache at full precision, MiB", full, lambda row: row.decode_ms_per_token),
+        ("KV cache, MiB", "frames", frames, lambda row: row.kv_bytes / 2**20),
+    ]
+    if result.model.device.startswith("cuda"):
+        panels.append(("peak memory, MiB", "frames", frames, lambda row: (row.peak_bytes or 0) / 2**20))
+    image = Image.new("RGB", (WIDTH, 2 * _MARGIN + 50 + len(panels) * (_PLOT + 110)), PAPER)
+    draw = ImageDraw.Draw(image)
+    title = f"{result.model.name} on {result.model.device}: batch {result.batch}, {result.model.dtype}"
+    draw.text((_MARGIN, _MARGIN), canvas.fitted(draw, title, WIDTH - 2 * _MARGIN, _TITLE), INK, font(_TITLE))
+    for index, (heading, x_label, places, value) in enumerate(panels):
+        top = _MARGIN + 50 + index * (_PLOT + 110)
+        lines = {
+            row.policy: [value(step.policies[line]) for step in result.rows]
+            for line, row in enumerate(result.rows[0].policies)
+        }
+        most = max(max(values) for values in lines.values())
+        box = (_MARGIN + 80, top, WIDTH - _MARGIN - 20, top + 40 + _PLOT)
+        axes = Axes(draw, box, (0, 1.05 * max(places)), (0, 1.1 * most))
+        axes.frame(heading, x_label, places if places is frames else round_values(0, max(places)))
+        for line, (name, values) in enumerate(lines.items()):
+            points = list(zip(places, values, strict=True))
+            axes.line(points, colour_of(line))
+            for point in points:
+                axes.point(*point, colour_of(line), name if point is points[-1] else "")
+    return canvas.png(image)

@@ -1,0 +1,133 @@
+"""The most requests, or frames, that a card holds: tried out under an allocator that gets no more memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AttentionInterface
+
+from wq_cli import decoding, device, engine
+from wq_cli.attention import ATTENTION, windowed_attention
+from wq_cli.config import Generation
+
+if TYPE_CHECKING:
+    from wq_cli.config import Quantization
+    from wq_cli.models.base import Prompt, VideoModel
+
+# Sizes that memory is measured at first, to begin the search where a line through them meets the limit.
+_PROBES = (2, 6)
+# Share of the answer by which it may be too low.
+PRECISION = 0.02
+
+
+class Capacity:
+    """Memory of prefill and decoding as a function of a size.
+
+    On a GPU it is what the allocator gives under a limit; elsewhere the tensors of weights, prompts and cache are
+    counted, since an allocator without a limit cannot refuse.
+
+    Args:
+        model: Its weights count.
+        settings: Of the cache.
+        prompts: Prompts of a size.
+        without_attention: Leave the arithmetic of the prefill's attention out and its tensors in: it grows with the
+            square of the frames, and would take hours where memory ends.
+    """
+
+    def __init__(
+        self,
+        model: VideoModel,
+        settings: Quantization,
+        prompts: Callable[[int], list[Prompt]],
+        without_attention: bool = False,
+    ) -> None:
+        self._model, self._settings, self._prompts = model, settings, prompts
+        self._without_attention = without_attention
+
+    def within(self, limit_bytes: int) -> int:
+        """The largest size that runs in so much memory, to within 2% of it; 0 where none does."""
+        with _limited(self._model.device, limit_bytes):
+            needed = [self._bytes(size) for size in _PROBES]
+            start = 1
+            if needed[0] and needed[1] and needed[1] > needed[0]:
+                per_step = (needed[1] - needed[0]) / (_PROBES[1] - _PROBES[0])
+                start = max(1, int(_PROBES[0] + (limit_bytes - needed[0]) / per_step))
+            return largest(lambda size: (self._bytes(size) or limit_bytes + 1) <= limit_bytes, start)
+
+    def _bytes(self, size: int) -> int | None:
+        """Peak of a prefill and two tokens; None where there is too little memory."""
+        model = self._model
+        device.reset_peak(model.device)
+        try:
+            with _attention_left_out() if self._without_attention else nullcontext():
+                prompts = self._prompts(size)
+                request = engine.prepare(model, prompts, self._settings, room=2)
+                state = engine.prefill(model, request)
+            for _ in decoding.decode(model, state, Generation(max_new_tokens=2), stop_at_eos=False):
+                pass
+            if model.device.type == "cuda":
+                return device.peak_bytes(model.device)
+            weights = sum(parameter.nbytes for parameter in model.model.parameters())
+            return weights + request.batch.embeds.nbytes + state.cache.nbytes
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            prompts = request = state = None  # type: ignore[assignment]
+            if model.device.type == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
+
+
+def largest(fits: Callable[[int], bool], start: int) -> int:
+    """The largest size that fits, or one at most 2% lower; 0 where not even 1 does.
+
+    Args:
+        fits: Whether a size does; no size does beyond one that does not.
+        start: Where to begin, at least 1; the nearer the fewer tries.
+    """
+    step = max(1, int(PRECISION * start))
+    low = high = start
+    while low > 0 and not fits(low):
+        low, high, step = max(0, low - step), low, 2 * step
+    if low == start:
+        high = low + step
+        while fits(high):
+            low, high, step = high, high + 2 * step, 2 * step
+    while high - low > max(1, int(PRECISION * low)):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@contextmanager
+def _limited(where: torch.device, limit_bytes: int) -> Iterator[None]:
+    """On a GPU, PyTorch gets no more than this."""
+    if where.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_per_process_memory_fraction(where)
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info(where)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), where)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, where)
+
+
+@contextmanager
+def _attention_left_out() -> Iterator[None]:
+    """The prefill's attention gives back its queries, as the new tensor that its output would be."""
+
+    def copied(module: Any, query: torch.Tensor, *more: Any, **named: Any) -> tuple[torch.Tensor, None]:
+        return query.transpose(1, 2).clone(memory_format=torch.contiguous_format), None
+
+    AttentionInterface.register(ATTENTION, copied)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(ATTENTION, windowed_attention)
