@@ -171,7 +171,7 @@ class TokenQuantizer:
     """Asymmetric round-to-nearest per token and group of channels.
 
     Attributes:
-        group: Channels next to each other that share a pair, in the order of heads; it divides Hkv * D.
+        group: Channels next to each other that share a pair, in the order of heads; it divides Hkv * D. 0 is a head.
         groups: Group of each channel instead, uint8 [Hkv, D].
         clip: What the ranges of groups are multiplied with, one number or float32 [G].
         clip_about: The point that clipping leaves: `zero`, so that lo = clip * min and hi = clip * max, or the
@@ -181,7 +181,7 @@ class TokenQuantizer:
         centred: Whether the mean of every 32 stored tokens is taken away first.
     """
 
-    group: int = 128
+    group: int = 0
     groups: Tensor | None = None
     clip: float | Tensor = 1.0
     clip_about: Literal["zero", "middle"] = "zero"
@@ -200,14 +200,15 @@ class TokenQuantizer:
             ValueError: The channels are no whole number of groups.
         """
         batch, heads, tokens, channels = x.shape
-        if self.groups is None and heads * channels % self.group:
-            raise ValueError(f"{heads} heads of {channels} channels are no whole number of groups of {self.group}")
+        group = self.group or channels
+        if self.groups is None and heads * channels % group:
+            raise ValueError(f"{heads} heads of {channels} channels are no whole number of groups of {group}")
         x, centre = x.float(), None
         if self.centred:
             centre = _means(x).half()
             x = x - _of_tokens(centre.float(), tokens)
         rows = x.transpose(1, 2).reshape(batch, tokens, heads * channels)
-        lo, hi = self._range(rows)
+        lo, hi = self._range(rows, group)
         scale = _rounded((hi - lo) / (levels - 1), self.dtype)
         step = torch.where(scale > 0, scale, 1.0)
         minimum = _rounded(scale * (lo / step).round() if self.zero_point == "integer" else lo, self.dtype)
@@ -218,10 +219,10 @@ class TokenQuantizer:
         pair = scale.to(self.dtype), minimum.to(self.dtype)
         return TokenBlock(levels, channels, data, *pair, groups=self.groups, centre=centre)
 
-    def _range(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _range(self, rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
         """Clipped ends of every group, [B, T, G] each."""
         if self.groups is None:
-            lo, hi = rows.unflatten(-1, (-1, self.group)).aminmax(dim=-1)
+            lo, hi = rows.unflatten(-1, (-1, group)).aminmax(dim=-1)
         else:
             index = self.groups.flatten().long().expand(rows.shape)
             empty = rows.new_zeros(*rows.shape[:2], int(self.groups.max()) + 1)

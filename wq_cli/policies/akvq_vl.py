@@ -102,6 +102,6 @@ class AkvqCoding(Coding):
 
         channels = keys.shape[3]
         rotation = Rotation(hadamard(channels).to(keys)) if self.options.rotate else None
-        plain = TokenQuantizer(group=channels, clip=self.options.clip, zero_point="integer")
+        plain = TokenQuantizer(clip=self.options.clip, zero_point="integer")
         centred = replace(plain, centred=self.options.key_centering)
         return LayerCodec(PerToken(1, centred), PerToken(1, plain), rotation)

@@ -2,7 +2,7 @@
 
 Channel j of the keys is divided by s_j = max|K_j|^a / max|Q_j|^(1-a) and the queries are multiplied by it; channel j of
 the values by max|V_j|^a / max|W_O,j|^(1-a), and the output of attention is multiplied by it. Then every token is
-quantized over groups of 128 channels.
+quantized over the channels of each head.
 
 Our reading: maxima are those of the request's own prompt, of all query heads that share a KV head, and keys and queries
 are taken with their rotary position, which is exact where folding into the weights is not. The method was made for
@@ -36,20 +36,20 @@ class SmoothQuantOptions(Options):
     Attributes:
         bits: Width of the codes.
         alpha: a, how much of the range moves over to queries and output weights; 1 moves all of it.
-        group: Channels of all KV heads, in order, that share a scale.
+        group: Channels of all KV heads, in order, that share a scale; 0 is a head.
         key_centering: Whether the mean of every 32 keys is taken away first (not in the paper).
     """
 
     bits: Literal[8, 4, 2] = 2
     alpha: float = 0.5
-    group: int = 128
+    group: int = 0
     key_centering: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise UsageError("`alpha` of `smoothquant` must lie in 0 to 1")
-        if self.group < 1:
-            raise UsageError("`group` of `smoothquant` must be positive")
+        if self.group < 0:
+            raise UsageError("`group` of `smoothquant` must not be negative")
 
 
 class SmoothQuant(Policy):

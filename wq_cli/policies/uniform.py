@@ -31,17 +31,17 @@ class RtnOptions(Options):
         axes: What shares a scale: `window`, the tokens of a window in each channel; `token`, channels of a token;
             `kivi`, the first for keys and 32 channels of a token for values; `tensor`, everything in a window, which
             is the paper's "per-tensor" by the size of its metadata.
-        group: Channels of a token that share one where `axes` is `token`, in the order of KV heads.
+        group: Channels of a token that share one where `axes` is `token`, in the order of KV heads; 0 is a head.
         key_centering: Whether the mean of every 32 keys is taken away first where `axes` is `token`.
     """
 
     axes: Literal["window", "token", "kivi", "tensor"] = "window"
-    group: int = 128
+    group: int = 0
     key_centering: bool = False
 
     def __post_init__(self) -> None:
-        if self.group < 1:
-            raise UsageError("`group` of a uniform policy must be positive")
+        if self.group < 0:
+            raise UsageError("`group` of a uniform policy must not be negative")
 
 
 class Uniform(Policy):
