@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -79,12 +79,11 @@ class AnimationReel:
             start_seconds=0.0,
         )
 
-    def pictures(
-        self, ranks: npt.NDArray[np.int64], width: int, height: int
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+    def pictures(self, ranks: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> Generator[tuple[int, int]]:
         for index, image in enumerate(self._walk(ranks.tolist())):
-            resized = image.convert("RGBA").resize((width, height), Image.Resampling.BICUBIC)
-            yield index, int(ranks[index]), flattened(np.asarray(resized))
+            resized = image.convert("RGBA").resize(out.shape[2:0:-1], Image.Resampling.BICUBIC)
+            out[index] = flattened(np.asarray(resized))
+            yield index, int(ranks[index])
 
     def _walk(self, numbers: range | list[int]) -> Iterator[Image.Image]:
         """Some pictures, as far as they can be decoded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, cast
 
@@ -19,15 +20,41 @@ _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 # Frame threads of FFmpeg 8.1's VP9 decoder call functions that are not set, in damaged files after a flush.
 _NO_FRAME_THREADS = {"vp9"}
 _BLOCK_ADD_ID_BYTES = 8
+# Whether several containers may read one open file at the same time: not on Windows.
+CAN_SHARE_FILES = hasattr(os, "pread")
 _NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
+
+
+class _OwnPlace:
+    """A place of its own in an open file, so that several containers can read it at once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._number, self._at = file.fileno(), 0
+        self._end = os.fstat(self._number).st_size
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._number, size, min(self._at, self._end))
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        place = offset + (0, self._at, self._end)[whence]
+        if place < 0:
+            raise ValueError("a place before the beginning")
+        self._at = place
+        return place
 
 
 class _Bytes:
     """What FFmpeg sees of a file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.read, self.tell = file.read, file.tell
-        self._seek = file.seek
+        place = _OwnPlace(file) if CAN_SHARE_FILES else file
+        self.read, self.tell = place.read, place.tell
+        self._seek = place.seek
 
     def seek(self, offset: int, whence: int) -> int:
         """As `io.IOBase.seek`; -1 for the impossible offsets of damaged files, where PyAV prints an exception."""
@@ -101,11 +128,14 @@ def tag(metadata: Mapping[str, str], key: str) -> str | None:
     return next((value for name, value in metadata.items() if name.lower() == key), None)
 
 
-def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodecContext:
+def decoder(stream: VideoStream, limits: Limits, is_careful: bool, threads: int = 0) -> VideoCodecContext:
     """A decoder for the stream, not opened yet.
 
     The fast one works on several pictures at once, makes up what is missing and reports an error late, losing good
     pictures with it. The careful one reports every error at the packet that has it.
+
+    Args:
+        threads: Of FFmpeg; 0 for as many as it thinks right.
     """
     context = stream.codec_context
     # FFmpeg's own decoders of VP8 and VP9 drop the alpha plane, which travels beside each packet.
@@ -114,6 +144,7 @@ def decoder(stream: VideoStream, limits: Limits, is_careful: bool) -> VideoCodec
         context = cast(VideoCodecContext, av.CodecContext.create(alpha, "r"))
     context.options = _pixel_option(limits) | ({"err_detect": "explode"} if is_careful else {})
     context.thread_type = "SLICE" if is_careful or context.name in _NO_FRAME_THREADS else "AUTO"
+    context.thread_count = threads
     return context
 
 

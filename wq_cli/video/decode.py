@@ -66,22 +66,39 @@ def plan(timeline: Timeline, ranks: npt.NDArray[np.int64]) -> list[Run]:
 class Decoder:
     """Reads one stream of one file, forwards, run by run.
 
+    Args:
+        on_packet: Called before each packet that is read; what it raises ends the reading.
+        threads: Of FFmpeg; 0 for as many as it thinks right.
+
     Attributes:
+        is_careful: Whether each error is reported at the packet that has it; from the first one on, at the latest.
         damage: Ranks of pictures at which the decoder gave up or that it marked as broken.
         may_skip: Whether pictures that no other refers to may be left out. Not where a picture may be two fields, each
             in a packet of its own.
     """
 
     def __init__(
-        self, file: BinaryIO, limits: Limits, name: str, timeline: Timeline, on_packet: Callable[[], None]
+        self,
+        file: BinaryIO,
+        limits: Limits,
+        name: str,
+        timeline: Timeline,
+        on_packet: Callable[[], None],
+        is_careful: bool = False,
+        threads: int = 0,
     ) -> None:
         self._file, self._limits, self._name, self._timeline = file, limits, name, timeline
-        self._on_packet = on_packet
-        self._is_careful = False
+        self.on_packet, self.is_careful, self._threads = on_packet, is_careful, threads
         self._can_seek = len(timeline.key_pts) > 0
         self.damage: set[int] = set()
         self.may_skip = False
         self._open()
+
+    def for_a_thread(self, on_packet: Callable[[], None]) -> Decoder:
+        """A careful decoder of the same stream, which starts no threads."""
+        other = Decoder(self._file, self._limits, self._name, self._timeline, on_packet, is_careful=True, threads=1)
+        other.may_skip = self.may_skip
+        return other
 
     def close(self) -> None:
         self._container.close()
@@ -113,9 +130,9 @@ class Decoder:
     def _open(self) -> None:
         self._container: InputContainer = open_container(self._file, self._limits, self._name)
         self.stream: VideoStream = best_stream(self._container, self._limits, self._name)
-        self._context = decoder(self.stream, self._limits, self._is_careful)
+        self._context = decoder(self.stream, self._limits, self.is_careful, self._threads)
         self._check_size = size_check(self._context, self._limits)
-        self._packets = picture_packets(self._container, self.stream, self._on_packet)
+        self._packets = picture_packets(self._container, self.stream, self.on_packet)
         self._next = 0
 
     def _reopen(self) -> None:
@@ -145,12 +162,12 @@ class Decoder:
 
     def _decoded(self, run: Run) -> Iterator[tuple[int, VideoFrame]]:
         """Pictures of a run in display order, with their ranks; broken stretches are left out."""
-        if not self._is_careful:
+        if not self.is_careful:
             try:
                 yield from self._walk(run)
                 return
             except av.FFmpegError:
-                self._is_careful = True
+                self.is_careful = True
                 self._reopen()
         yield from self._walk(run)
 
@@ -172,7 +189,7 @@ class Decoder:
                 self._check_size(packet)
                 frames = self._context.decode(packet)
             except av.FFmpegError:
-                if not self._is_careful:
+                if not self.is_careful:
                     raise
                 self.damage.add(max(int(self._timeline.ranks[number]), 0))
                 is_broken = True
@@ -187,7 +204,7 @@ class Decoder:
         try:
             return self._context.decode(None)
         except av.FFmpegError:
-            if not self._is_careful:
+            if not self.is_careful:
                 raise
             return []
         finally:
@@ -230,7 +247,7 @@ class Decoder:
         keys, key_pts = self._timeline.keys, self._timeline.key_pts
         try:
             self._container.seek(int(key_pts[np.searchsorted(keys, start)]), stream=self.stream)
-            packets = picture_packets(self._container, self.stream, self._on_packet)
+            packets = picture_packets(self._container, self.stream, self.on_packet)
             for packet in packets:
                 if packet.is_keyframe and packet.pts is not None:
                     key = int(np.searchsorted(key_pts, packet.pts))

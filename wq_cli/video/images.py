@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -69,14 +69,13 @@ class FolderReel:
             start_seconds=0.0,
         )
 
-    def pictures(
-        self, ranks: npt.NDArray[np.int64], width: int, height: int
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+    def pictures(self, ranks: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> Generator[tuple[int, int]]:
         for index, rank in enumerate(ranks.tolist()):
             image = self._open(rank)
             if image is not None:
-                resized = image.resize((width, height), Image.Resampling.BICUBIC)
-                yield index, rank, flattened(np.asarray(resized))
+                resized = image.resize(out.shape[2:0:-1], Image.Resampling.BICUBIC)
+                out[index] = flattened(np.asarray(resized))
+                yield index, rank
 
     def _open(self, rank: int) -> Image.Image | None:
         """The picture upright as RGBA, or None for one that is damaged."""

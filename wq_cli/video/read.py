@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import av
 import numpy as np
@@ -63,7 +63,8 @@ def read(
         max_side: Longest side of the frames in pixels; larger ones are shrunk while they are converted.
         limits: Caps against files that unpack into far more than they look.
         on_progress: Called with (frames done, frames in all) after each frame.
-        on_packet: Called at each step of reading the file, however long until the next frame; what it raises ends it.
+        on_packet: Called at each step of reading the file, however long until the next frame, and by several threads;
+            what it raises ends it.
 
     Raises:
         VideoError: The file cannot be opened or holds no video, or passes one of the limits.
@@ -81,14 +82,16 @@ def read(
         frames = _room_for(count, height, width)
         ranks: list[int] = []
         kept: list[int] = []
-        for index, rank, picture in reel.pictures(choice.ranks, width, height):
-            on_packet()
-            if not ranks or rank > ranks[-1]:
-                frames[len(ranks)] = picture
-                ranks.append(rank)
-                kept.append(index)
-            if on_progress:
-                on_progress(index + 1, count)
+        with closing(reel.pictures(choice.ranks, frames)) as pictures:
+            for index, rank in pictures:
+                on_packet()
+                if not ranks or rank > ranks[-1]:
+                    if len(ranks) < index:  # those that are missing or twice leave gaps
+                        frames[len(ranks)] = frames[index]
+                    ranks.append(rank)
+                    kept.append(index)
+                if on_progress:
+                    on_progress(index + 1, count)
         if not ranks:
             raise VideoError(f"no frame of `{reel.info.path}` can be decoded in this range", "the file is damaged")
         edges = np.concatenate((choice.edges[:1], choice.edges[kept[1:]], choice.edges[-1:]))
@@ -122,8 +125,11 @@ def _choice(reel: Reel, sampling: Sampling, default_frames: int) -> Choice:
         return choose(reel.starts, reel.end_seconds, sampling, default_frames)
 
     def look(ranks: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        for _, rank, picture in reel.pictures(ranks, *COMPARED_SIZE):
-            yield rank, picture
+        width, height = COMPARED_SIZE
+        small = np.empty((len(ranks), height, width, 3), np.uint8)
+        with closing(reel.pictures(ranks, small)) as pictures:
+            for index, rank in pictures:
+                yield rank, small[index]
 
     return choose_scenes(reel.starts, reel.end_seconds, sampling, default_frames, reel.keys, look)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import BinaryIO, Protocol
 
@@ -17,7 +17,8 @@ from wq_cli.config import Limits
 from wq_cli.errors import VideoError
 from wq_cli.video.clip import VideoInfo
 from wq_cli.video.container import best_stream, check_pixels, open_container, tag, video_streams
-from wq_cli.video.decode import Decoder
+from wq_cli.video.decode import Decoder, plan
+from wq_cli.video.parallel import available_cores, decoded_in_parallel, worker_count
 from wq_cli.video.picture import Orientation, display_size, orientation, to_rgb
 from wq_cli.video.timeline import Timeline, scan
 
@@ -43,12 +44,16 @@ class Reel(Protocol):
     notices: list[str]
     damage: set[int]
 
-    def pictures(
-        self, ranks: npt.NDArray[np.int64], width: int, height: int
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
-        """Yields index into `ranks`, place of the picture found for it, and the picture, [height, width, 3] RGB.
+    def pictures(self, ranks: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> Generator[tuple[int, int]]:
+        """Puts pictures into memory, in order.
 
-        Where the one asked for is broken it is the last good one before it, or none at all.
+        Args:
+            ranks: Their places, [F], strictly increasing.
+            out: Where they go, RGB, [F, H, W, 3]. What lies behind the last index that came may be written to as well.
+
+        Yields:
+            Index into `ranks` and `out`, place of the picture found for it. Where the one asked for is broken it is
+            the last good one before it, or none at all.
         """
 
 
@@ -67,14 +72,27 @@ class VideoReel:
         self.info, self.notices = info, notices
         self.starts, self.end_seconds, self.damage = timeline.starts, timeline.end_seconds, decoder.damage
         self.keys = np.unique(timeline.ranks[timeline.keys][timeline.ranks[timeline.keys] >= 0])
-        self._turn, self._decoder, self._limits = turn, decoder, limits
+        self._turn, self._timeline, self._decoder, self._limits = turn, timeline, decoder, limits
 
-    def pictures(
-        self, ranks: npt.NDArray[np.int64], width: int, height: int
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
-        for index, rank, frame in self._decoder.frames(ranks):
+    def pictures(self, ranks: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> Generator[tuple[int, int]]:
+        height, width = out.shape[1:3]
+
+        def put(index: int, frame: VideoFrame) -> None:
             check_pixels(frame.width, frame.height, self._limits, self.info.path)
-            yield index, rank, to_rgb(frame, self._turn, width, height)
+            out[index] = to_rgb(frame, self._turn, width, height)
+
+        done = 0
+        runs = plan(self._timeline, ranks)
+        workers = worker_count(runs, self.info.width * self.info.height, available_cores())
+        if workers > 1 and not self._decoder.is_careful:
+            with closing(decoded_in_parallel(self._decoder, runs, workers, put)) as found:
+                for index, rank in found:
+                    yield index, rank
+                    done = index + 1
+        if done < len(ranks):
+            for index, rank, frame in self._decoder.frames(ranks[done:]):
+                put(done + index, frame)
+                yield done + index, rank
 
 
 @contextmanager
