@@ -12,6 +12,7 @@ from wq_cli.report.canvas import GREY, INK, PALE, Colour, font
 
 _LABEL, _SMALL = 18, 15
 _DOT, _NAME_HEIGHT, _HEADING = 7, 20, 40
+LEGEND_WIDTH = 220
 # Okabe and Ito's colours, in an order in which neighbours differ in lightness too.
 _COLOURS: tuple[Colour, ...] = (
     (0, 0, 0),
@@ -93,15 +94,27 @@ class Axes:
         draw.text((self._right, self._bottom + 32), x_label, GREY, font(_SMALL), anchor="ra")
         draw.line([(self._left, self._bottom), (self._right, self._bottom)], GREY)
 
-    def legend(self, names: Sequence[str], colours: Sequence[Colour]) -> None:
-        """Names behind dots of their colours, in a row that ends at the right, above the plot."""
-        right: float = self._right
-        for name, colour in reversed(list(zip(names, colours, strict=True))):
-            left = right - self._draw.textlength(name, font(_SMALL))
-            top = self._top - _HEADING + 2
-            self._draw.text((left, top), name, INK, font(_SMALL))
-            self._draw.ellipse((left - 22, top + 2, left - 22 + 2 * _DOT, top + 2 + 2 * _DOT), colour)
-            right = left - 44
+    def legend(self, names: Sequence[str]) -> None:
+        """Names behind the marks of their series, right of the plot."""
+        for index, name in enumerate(names):
+            x, y = self._right + 30, self._top + 8 + index * (_NAME_HEIGHT + 4)
+            self._mark(x, y, index)
+            shown = canvas.fitted(self._draw, name, LEGEND_WIDTH - 50, _SMALL)
+            self._draw.text((x + 18, y), shown, INK, font(_SMALL), anchor="lm")
+
+    def mark(self, x: float, y: float, series: int) -> None:
+        """A point of a series; every seven series the shape changes, where colours begin again."""
+        self._mark(*self.place(x, y), series)
+
+    def _mark(self, across: float, up: float, series: int) -> None:
+        box, colour = (across - _DOT, up - _DOT, across + _DOT, up + _DOT), colour_of(series)
+        shape = series // len(_COLOURS) % 3
+        if shape == 0:
+            self._draw.ellipse(box, colour)
+        elif shape == 1:
+            self._draw.rectangle(box, colour)
+        else:
+            self._draw.polygon([(box[0], box[3]), (across, box[1]), (box[2], box[3])], colour)
 
     def line(self, points: Sequence[tuple[float, float]], colour: Colour, width: int = 2) -> None:
         """Points joined in order."""

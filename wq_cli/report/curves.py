@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from wq_cli.report import canvas
-from wq_cli.report.axes import Axes, colour_of
+from wq_cli.report.axes import LEGEND_WIDTH, Axes, colour_of
 from wq_cli.report.canvas import GREY, INK, PAPER, font
 from wq_cli.report.format import Glyphs
 from wq_cli.report.heatmap import bins
@@ -48,11 +48,10 @@ def draw_curves(result: CurveResult) -> bytes:
     every = [value for values in result.curves.values() for value in values]
     spread = (max(every) - min(every)) or 1.0
     y_range = (max(0.0, min(every) - spread / 10), max(every) + spread / 10)
-    box_ = (_MARGIN + 80, _MARGIN + 80, WIDTH - _MARGIN - 20, HEIGHT - _MARGIN - 50)
+    box_ = (_MARGIN + 80, _MARGIN + 80, WIDTH - LEGEND_WIDTH, HEIGHT - _MARGIN - 50)
     axes = Axes(draw, box_, (0, max(count - 1, 1)), y_range)
     axes.frame(result.y_label, result.x_label, range(0, count, -(-count // _MOST_TICKS)))
-    colours = [colour_of(index) for index in range(len(result.curves))]
-    axes.legend(list(result.curves), colours)
-    for values, colour in zip(result.curves.values(), colours, strict=True):
-        axes.line(list(enumerate(values)), colour, width=3)
+    axes.legend(list(result.curves))
+    for index, values in enumerate(result.curves.values()):
+        axes.line(list(enumerate(values)), colour_of(index), width=3)
     return canvas.png(image)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from PIL import Image, ImageDraw
 
 from wq_cli.report import canvas
-from wq_cli.report.axes import Axes, colour_of, decades
-from wq_cli.report.canvas import GREY, INK, PALE, PAPER, Colour, font
+from wq_cli.report.axes import LEGEND_WIDTH, Axes, colour_of, decades
+from wq_cli.report.canvas import GREY, INK, PALE, PAPER, font
 from wq_cli.results import EvalResult, EvalRow
 
 WIDTH, _MARGIN, _PLOT = 1200, 50, 460
@@ -34,20 +34,19 @@ def draw_front(result: EvalResult) -> bytes:
     ticks = list(range(x_range[0], x_range[1] + 1))
     # A KL of zero has no logarithm: it stands at the lower end.
     y_range = decades([row.kl_to_full for row in rows if row.kl_to_full > 0] or [1.0])
-    axes = Axes(draw, (_MARGIN + 80, top, WIDTH - _MARGIN - 20, bottom), x_range, y_range, log_y=True)
+    axes = Axes(draw, (_MARGIN + 80, top, WIDTH - LEGEND_WIDTH, bottom), x_range, y_range, log_y=True)
     axes.frame("KL to full precision (nats), lower is better", "effective bits per visual element", ticks)
     _draw_rows(axes, rows, lambda row: max(row.kl_to_full, y_range[0]), best=min)
 
     errors = [row.accuracy - row.standard_error for row in rows]
     y_range = (max(0.0, min(errors) - 0.01), min(1.0, max(row.accuracy + row.standard_error for row in rows) + 0.01))
     shift = _PLOT + 110
-    box = (_MARGIN + 80, top + shift, WIDTH - _MARGIN - 20, bottom + shift)
+    box = (_MARGIN + 80, top + shift, WIDTH - LEGEND_WIDTH, bottom + shift)
     axes = Axes(draw, box, x_range, y_range)
     axes.frame("accuracy, with its standard error", "effective bits per visual element", ticks, percent=True)
-    colours = _colours(rows)
     for row in rows:
         ends = [(row.effective_bits, row.accuracy + sign * row.standard_error) for sign in (-1, 1)]
-        axes.line(ends, colours[_series(row)], width=1)
+        axes.line(ends, GREY, width=1)
     _draw_rows(axes, rows, lambda row: row.accuracy, best=max)
     return canvas.png(image)
 
@@ -73,20 +72,18 @@ def _series(row: EvalRow) -> str:
     return row.label if row.bits_asked is None else row.policy
 
 
-def _colours(rows: Sequence[EvalRow]) -> dict[str, Colour]:
-    return {series: colour_of(index + 1) for index, series in enumerate(dict.fromkeys(map(_series, rows)))}
-
-
 def _draw_rows(
     axes: Axes,
     rows: Sequence[EvalRow],
     value: Callable[[EvalRow], float],
     best: Callable[[float, float], float],
 ) -> None:
-    colours = _colours(rows)
+    """The front as a broad line, then every series with its marks."""
     axes.line([(row.effective_bits, value(row)) for row in front(rows, value, best)], PALE, width=12)
-    for series, colour in colours.items():
-        mine = sorted((row for row in rows if _series(row) == series), key=lambda row: row.effective_bits)
-        axes.line([(row.effective_bits, value(row)) for row in mine], colour)
+    names = list(dict.fromkeys(map(_series, rows)))
+    axes.legend(names)
+    for index, name in enumerate(names):
+        mine = sorted((row for row in rows if _series(row) == name), key=lambda row: row.effective_bits)
+        axes.line([(row.effective_bits, value(row)) for row in mine], colour_of(index))
         for row in mine:
-            axes.point(row.effective_bits, value(row), colour, row.label)
+            axes.mark(row.effective_bits, value(row), index)
