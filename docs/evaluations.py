@@ -38,15 +38,14 @@ the rows apart here is the KL. Times on shared CPU cores do not measure the meth
 def command_of(name: str) -> str:
     """The command that makes a JSON file of this folder, and its plot."""
     if name == SCENES:
-        policies = "windowquant,random,rtn2,rtn4,kivi,akvq-vl,skvq,smoothquant,cocktail,vidkv"
         return (
-            f"wq eval scenes --questions 48 --policies {policies} --bits 4,4.75,5.5 "
+            "wq eval scenes --questions 24 --bits 4,4.75,5.5 "
             f"--plot docs/benchmarks/{name}.png --output docs/benchmarks/{name}.json"
         )
     what = name.removeprefix("ablations/")
-    questions = "" if what == "prompts" else " --questions 48"
+    asked = {"prompts": "", "first-tokens": " --questions 48", "layers": " --questions 48"}
     files = f"--plot docs/benchmarks/{name}.png --output docs/benchmarks/{name}.json"
-    return f"wq bench ablation {what}{questions} {files}"
+    return f"wq bench ablation {what}{asked.get(what, ' --questions 24')} {files}"
 
 
 def measure(name: str) -> None:

@@ -1,11 +1,18 @@
-"""Writes docs/benchmarks/README.md from the JSON files beside it: `python docs/make_benchmarks.py`."""
+"""Writes the pages of docs/benchmarks from the JSON files in it: `python docs/make_benchmarks.py`.
+
+Names after it, as in `python docs/make_benchmarks.py scenes ablations/scorer`, are measured again first.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+import evaluations
+from evaluations import made_with, table
 
 FOLDER = Path(__file__).parent / "benchmarks"
 HEAD = """\
@@ -16,51 +23,7 @@ Bits are effective bits: everything stored for the visual tokens, scales, minima
 included. Fidelity is read through the packed cache only: video first, sealed, then question and answer.
 
 More: [reading 100 frames beside decord and torchcodec](video.md), [fuzzing the video input](fuzz.md), \
-[decode attention on a CPU](cpu_attend.md).
-"""
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def made_with(result: dict[str, Any]) -> str:
-    model = result["model"]
-    parts = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    return f"{model['name']} on {model['device']}, {model['dtype']}, {model['backend']}; {parts}; {result['date']}."
-
-
-def scenes(result: dict[str, Any]) -> str:
-    rows = []
-    for row in result["rows"]:
-        family = min(row["families"], key=row["families"].get)
-        rows.append(
-            [
-                row["policy"],
-                f"{row['accuracy']:.1%} ± {row['standard_error']:.1%}",
-                f"{family} {row['families'][family]:.1%}",
-                f"{row['kl_to_full']:.2g}",
-                f"{row['greedy_agreement']:.2%}",
-                f"{row['effective_bits']:.2f}",
-                f"{row['kv_bytes'] / 2**20:.2f}",
-            ]
-        )
-    heads = ["policy", "accuracy", "weakest family", "KL to fp16", "same token", "bits", "KV, MiB"]
-    names = ",".join(row["policy"] for row in result["rows"])
-    return f"""\
-## The demo model's held-out questions
-
-```
-wq eval scenes --questions {result["questions"]} --policies {names} --output docs/benchmarks/scenes.json
-```
-
-{made_with(result)} {result["questions"]} questions on {result["clips"]} clips of {result["frames"]} frames. Accuracy: \
-the right option is the likeliest, question asked through the packed cache; standard error clustered by clip. KL in \
-nats and share of equal most likely tokens over the full-precision answers. On this model uniform 2 bits lose nothing \
-and a random plan does as well as WindowQuant's: its keys are too kind to tell the methods apart.
-
-{table(heads, rows)}
+[decode attention on a CPU](cpu_attend.md), [the paper's experiments on the demo model](ablations.md).
 """
 
 
@@ -134,40 +97,42 @@ def kernels(result: dict[str, Any]) -> str:
     shapes: dict[tuple[int, int, str], dict[str, Any]] = defaultdict(dict)
     for row in result["rows"]:
         shapes[row["batch"], row["tokens"], row["dtype"]][row["name"]] = row
-    names = ["flash", "cuDNN", "INT2", "INT4", "mix", "raw"]
+    names = list(dict.fromkeys(row["name"] for row in result["rows"] if not row["name"].startswith("pack")))
     rows = []
     for (batch, tokens, dtype), found in shapes.items():
-        peers = min(found[name]["median_us"] for name in ("flash", "cuDNN"))
         cells = [f"{batch} x {tokens:,}", dtype]
         for name in names:
-            row = found[name]
+            row = found.get(name, {"median_us": None})
             if row["median_us"] is None:
                 cells.append("refused")
-            elif name in ("flash", "cuDNN"):
-                cells.append(f"{row['median_us']:.0f}")
+            elif row["speedup"] is None:
+                cells.append(f"{row['median_us']:.0f}, {row['fraction']:.0%}")
             else:
-                cells.append(f"{row['median_us']:.0f} ({peers / row['median_us']:.2f}x)")
+                cells.append(f"{row['median_us']:.0f}, {row['fraction']:.0%} ({row['speedup']:.2f}x)")
         rows.append(cells)
     return f"""\
 ## Decode attention
 
 ```
-{machine["command"]} --json docs/benchmarks/kernels.json
+wq bench kernels --output docs/benchmarks/kernels.json
 ```
 
 {machine["gpu"]}, torch {machine["torch"]}, triton {machine["triton"]}, {machine["date"]}; copy bandwidth \
-{machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 query and 4 KV heads of 128, one layer, microseconds; in brackets \
-how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% INT2.
+{machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 query and 4 KV heads of 128, one layer: microseconds, the share of \
+them that the bytes need at copy bandwidth, and in brackets how many times as fast as the fastest bf16/fp16 peer of \
+the same row. `mix` is 2% raw, 9% INT4, 89% INT2.
 
 {table(["batch x tokens", "dtype", *names], rows)}
 """
 
 
 def main() -> None:
-    """The page from what is there."""
+    """The pages from what is there."""
+    for name in sys.argv[1:]:
+        evaluations.measure(name)
     parts = [HEAD]
     for name, section in (
-        ("scenes", scenes),
+        ("scenes", evaluations.scenes),
         ("demo", bench),
         ("llava-onevision-7b-random", whole_step),
         ("kernels", kernels),
@@ -176,6 +141,7 @@ def main() -> None:
         if path.exists():
             parts.append(section(json.loads(path.read_text(encoding="utf-8"))))
     (FOLDER / "README.md").write_text("\n".join(parts), encoding="utf-8")
+    evaluations.write_ablations()
 
 
 if __name__ == "__main__":
