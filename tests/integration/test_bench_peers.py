@@ -10,7 +10,7 @@ from tiny_models import llava_onevision
 from transformers import DynamicCache, QuantizedCache
 from transformers.cache_utils import DynamicLayer
 
-from wq_cli import bench
+from wq_cli import bench, engine
 from wq_cli.bench import peers
 from wq_cli.config import Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener, Screen
@@ -41,6 +41,24 @@ def test_dynamic_cache_is_full_precision_and_says_what_is_left_out(settings: Set
     assert dynamic.kl_to_full is not None and ours.kl_to_full is not None
     assert dynamic.kl_to_full < 1e-6 < ours.kl_to_full and dynamic.greedy_agreement == 1
     assert "hf static is left out: CUDA graphs need an NVIDIA GPU, the model is on cpu" in result.notices
+
+
+def test_steps_of_a_static_cache_are_those_of_transformers(settings: Settings) -> None:
+    """A graph records the step without a mask; what it adds to the attention are empty places."""
+    subject = bench.open_subject(None, "what happens?", settings, Listener(Screen(quiet=True)), False)
+    model, prompt = subject.model, subject.prompt
+    tokens = []
+    with torch.inference_mode():
+        batch = engine.Batch.of([prompt], window=1)
+        cache = peers._static(model.text_config, batch.embeds.shape[1] + 5)
+        first = peers._prefill(model, batch, cache)[:, -1].argmax(dim=-1)
+        step = peers._Step(model, cache, first, batch.next_position)
+        for _ in peers._repeated(step, 5, as_graph=False):
+            tokens.append(int(step.token))
+        given = torch.cat([prompt.embeds, model.embed(torch.tensor([int(first), *tokens[:-1]]))])[None]
+        hidden = model.decoder(inputs_embeds=given, use_cache=False).last_hidden_state
+        expected = model.logits(hidden)[0, -5:].argmax(dim=-1).tolist()
+    assert tokens == expected
 
 
 class HalfLayer(DynamicLayer):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wq_cli.models.base import Prompt, VideoModel
 
 # Sizes that memory is measured at first, to begin the search where a line through them meets the limit.
-_PROBES = (2, 6)
+_PROBES = (32, 64)
 # Share of the answer by which it may be too low.
 PRECISION = 0.02
 
@@ -28,7 +28,7 @@ class Capacity:
     """Memory of prefill and decoding as a function of a size.
 
     On a GPU it is what the allocator gives under a limit; elsewhere the tensors of weights, prompts and cache are
-    counted, since an allocator without a limit cannot refuse.
+    counted, since an allocator without a limit cannot refuse. What the driver itself takes comes on top.
 
     Args:
         model: Its weights count.

@@ -141,7 +141,7 @@ class Lab:
             key = cache.layers[0].run[0]
             query = torch.randn(len(prompts), heads, 1, key.shape[3], dtype=key.dtype, device=key.device)
             one, two = fused(query, cache.layers[0]), dequantized_first(query, cache.layers[0])
-            if not float((one - two).norm()) <= 0.01 * float(two.norm()):
+            if not float((one - two).norm()) <= 0.02 * float(two.norm()):
                 raise ArithmeticError("both ways give different outputs")
             for index, way in enumerate((fused, dequantized_first)):
                 calls = [lambda layer=layer, way=way: way(query, layer) for layer in cache.layers]
@@ -217,7 +217,8 @@ def dequantized_first(query: torch.Tensor, layer: WindowCacheLayer) -> torch.Ten
 
 def median_ms(calls: Sequence[Callable[[], torch.Tensor]]) -> float:
     """Median time of one of the calls: all of them in a CUDA graph on a GPU, one after the other elsewhere."""
-    if calls[0]().device.type == "cuda":
+    outputs = [call() for call in calls]  # compiles what layers differ in
+    if outputs[0].device.type == "cuda":
         from wq_kernels.bench import median_us
 
         return median_us(list(calls)) / 1e3

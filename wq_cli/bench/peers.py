@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # Of the quantized caches: transformers' defaults.
 GROUP, RESIDUAL_TOKENS = 64, 128
+# A static cache without a mask attends over its empty places too. Here they are as many as the steps to come, and a
+# mask would cost it the flash kernel: this is its fastest step.
+UNMASKED = {"full_attention": None}
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,9 @@ class _Step:
     def __init__(self, model: VideoModel, cache: Any, token: torch.Tensor, position: torch.Tensor) -> None:
         self._model, self._cache = model, cache
         self.token, self._position = token.clone(), position.clone()
-        # Without a mask a static cache attends over its empty places too. There are few of them, and a mask would
-        # cost it the flash kernel: this is its fastest step.
-        self._mask: Any = {"full_attention": None}
 
-    def __call__(self) -> None:
+    def __call__(self, mask: Any = None) -> None:
         embeds = self._model.embed(self.token)[:, None]
-        mask = self._mask if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() else None
         hidden = run_decoder(self._model, embeds, self._position[:, None], self._cache, mask)
         self.token.copy_(self._model.logits(hidden[:, -1]).argmax(dim=-1))
         self._position += 1
@@ -215,7 +214,7 @@ def _repeated(step: _Step, times: int, as_graph: bool) -> Iterator[None]:
         if as_graph and index == 1:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                step()
+                step(UNMASKED)
             run = graph.replay
         run()
         yield
