@@ -7,6 +7,8 @@ from typing import Any
 
 from evaluations import made_with, table
 
+from wq_cli.report.paper import number
+
 
 def clip(result: dict[str, Any]) -> str:
     """`wq bench` with the demo model."""
@@ -20,8 +22,8 @@ def clip(result: dict[str, Any]) -> str:
             figure(row["seal_ms"], 0),
             f"{row['first_token_ms']:.0f}",
             f"{row['decode_ms_per_token']:.1f}",
-            f"{row['kl_to_full']:.2g}",
-            f"{row['greedy_agreement']:.0%}",
+            "" if row["kl_to_full"] is None else f"{row['kl_to_full']:.2g}",
+            "" if row["greedy_agreement"] is None else f"{row['greedy_agreement']:.0%}",
         ]
         for row in result["rows"]
     ]
@@ -157,8 +159,8 @@ def paper(result: dict[str, Any]) -> str:
         [
             row["experiment"],
             row["variant"],
-            f"{row['paper']:g}",
-            row["error"] or f"{row['ours']:.3g}",
+            number(row["paper"]),
+            row["error"] or number(row["ours"]),
             row["unit"],
             figure(row["effective_bits"], 2),
         ]
