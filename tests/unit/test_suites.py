@@ -13,7 +13,7 @@ from PIL import Image
 
 from wq_cli import suites
 from wq_cli.config import Limits
-from wq_cli.errors import UsageError, WqError
+from wq_cli.errors import UsageError, VideoError, WqError
 from wq_cli.suites.item import Item
 
 NEXTQA_COLUMNS = "video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"
@@ -142,6 +142,9 @@ def test_milebench_puts_pictures_first_and_points_at_them(tmp_path: Path) -> Non
     assert item.question == "Say where.\nFrom <Image 1> to <Image 2>, as in <Image 3>?"
     assert (item.family, item.options, item.answer) == ("SceneTransition", ("left", "right"), "right")
     assert seen(item, 1) == ([7, 3, 5], [0.0, 1.0, 2.0])  # every picture, whatever the number of frames
+    (task / "images" / "p3.png").write_bytes(b"no picture")
+    with pytest.raises(VideoError, match="1 of 3 pictures"):
+        seen(item)
     assert skipped["SceneTransition/1"] == "it has no options to choose from"
     assert skipped["SceneTransition/2"].endswith("p9.png`")
     assert skipped["SceneTransition/3"] == "its entry is damaged"

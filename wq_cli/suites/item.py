@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wq_cli.config import Limits, Sampling
-from wq_cli.errors import WqError
+from wq_cli.errors import VideoError, WqError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +112,11 @@ class Images:
         with TemporaryDirectory(prefix="wq-images-") as folder:
             for number, path in enumerate(self.paths):
                 shutil.copyfile(path, Path(folder) / f"{number}{path.suffix}")
-            return _read(Path(folder), Sampling(fps=1.0), max_side, limits)
+            made = _read(Path(folder), Sampling(fps=1.0), max_side, limits)
+        if len(made.frames) < len(self.paths):  # the text counts them
+            missing = len(self.paths) - len(made.frames)
+            raise VideoError(f"{missing} of {len(self.paths)} pictures beside `{self.paths[0]}` cannot be decoded")
+        return made
 
 
 def _read(path: Path, sampling: Sampling, max_side: int | None, limits: Limits) -> Pictures:
