@@ -167,7 +167,7 @@ def paper(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     cards = [
-        [f"{row['memory_gb']:g} GB", row["policy"], f"{row['batch']:,}", f"{row['frames']:,}"]
+        [f"{row['memory_gb']:g} GB", row["policy"], *(row["error"] or f"{row[size]:,}" for size in ("batch", "frames"))]
         for row in result["capacities"]
     ]
     return f"""\

@@ -78,14 +78,15 @@ class CapacityRow:
 
     Attributes:
         memory_gb: Of the card, 10**9 bytes each.
-        batch: Most requests side by side.
-        frames: Most frames of one request.
+        batch: Most requests side by side; None where it could not be found, for the reason in `error`.
+        frames: Most frames of one request; None likewise.
     """
 
     memory_gb: float
     policy: str
-    batch: int
-    frames: int
+    batch: int | None = None
+    frames: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from wq_cli import profile
 from wq_cli.app import main
 from wq_cli.bench import paper, random_weights
+from wq_cli.bench.capacity import Capacity
+from wq_cli.bench_results import CapacityRow
 from wq_cli.config import Runtime, Settings
 
 # Of arXiv 2605.02262, in the order of our rows.
@@ -58,6 +60,16 @@ def test_an_experiment_that_fails_is_a_row_with_the_reason(lab: paper.Lab, monke
     rows = [row for _, experiment in lab.experiments() for row in experiment()]
     assert [row.ours is None for row in rows] == [True] * 3 + [False] * 4
     assert {row.error for row in rows[:3]} == {"CUDA out of memory. Tried to allocate"}
+
+
+def test_a_card_that_fails_keeps_what_was_found(lab: paper.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def within(capacity: Capacity, limit_bytes: int) -> int:
+        if capacity._without_attention:
+            raise RuntimeError("CUDA error: launch failed")
+        return limit_bytes // 10**9
+
+    monkeypatch.setattr(Capacity, "within", within)
+    assert lab.capacity(24, "fp16") == CapacityRow(24, "fp16", 24, None, "CUDA error: launch failed")
 
 
 @pytest.mark.parametrize(

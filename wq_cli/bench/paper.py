@@ -169,8 +169,12 @@ class Lab:
         quantization = self._changed(policy=policy).quantization
         frames = Capacity(self._model, quantization, lambda count: [self._prompt(count)], without_attention=True)
         batch = Capacity(self._model, quantization, lambda count: [self._prompt(sizes.frames)] * count)
-        limit = int(gigabytes * 1e9)
-        return CapacityRow(gigabytes, policy, batch.within(limit), frames.within(limit))
+        row, limit = CapacityRow(gigabytes, policy), int(gigabytes * 1e9)
+        try:
+            row = replace(row, batch=batch.within(limit))
+            return replace(row, frames=frames.within(limit))
+        except Exception as error:  # one card must not cost the others
+            return replace(row, error=first_line(error))
 
     def _prompt(self, frames: int) -> Prompt:
         """A question about random visual tokens, as many as so many frames have."""

@@ -70,3 +70,6 @@ def paper(
         for row in result.rows:
             if row.error:
                 screen.notice(f"{row.experiment}, {row.variant}: {row.error}")
+        for card in result.capacities:
+            if card.error:
+                screen.notice(f"{card.memory_gb:g} GB, {card.policy}: {card.error}")
