@@ -88,7 +88,7 @@ def test_three_hundred_reads_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_in_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> mmap.mmap:
+    def full(*_: object, **__: object) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     path = make(tmp_path / "a.mp4", n=2)

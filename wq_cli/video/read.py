@@ -109,10 +109,11 @@ def _room_for(count: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     """Memory for RGB frames, [count, height, width, 3], in pages of the usual size.
 
     `np.empty` asks for huge ones. Where a host hands memory to its virtual machines bit by bit, those are seldom at
-    hand, and filling them took as long as a third of the decoding.
+    hand, and filling them took as long as a third of the decoding. Private ones: shared ones, which `mmap` gives
+    otherwise, take half as long again to fill.
     """
     try:
-        memory = mmap.mmap(-1, count * height * width * 3)
+        memory = mmap.mmap(-1, count * height * width * 3, access=mmap.ACCESS_COPY)
     except (OSError, ValueError, OverflowError):
         raise MemoryError from None
     return np.frombuffer(memory, np.uint8).reshape(count, height, width, 3)
