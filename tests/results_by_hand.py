@@ -164,6 +164,7 @@ def eval_row(**changes: Any) -> EvalRow:
         standard_error=0.02,
         families={"MC": 0.8, "OE": 1.0},
         kl_to_full=0.01,
+        kl_standard_error=0.002,
         greedy_agreement=0.98,
         effective_bits=4.0,
         kv_bytes=1e6,

@@ -238,7 +238,7 @@ class EvalRow:
         label: What it is called in tables: a policy, with its budget where it has one, or a changed setting.
         bits_asked: Its budget in average effective bits; None without one.
         accuracy: Share of questions whose right option was chosen.
-        standard_error: Of the accuracy, clustered by clip, since questions on one clip are not independent.
+        standard_error, kl_standard_error: Clustered by clip, since questions on one clip are not independent.
         families: Accuracy of each family.
         kl_to_full: Mean KL(full || variant) in nats over the tokens of the full-precision answers.
         greedy_agreement: Share of those tokens that are the likeliest for the variant too.
@@ -254,6 +254,7 @@ class EvalRow:
     standard_error: float
     families: dict[str, float]
     kl_to_full: float
+    kl_standard_error: float
     greedy_agreement: float
     effective_bits: float
     kv_bytes: float

@@ -24,6 +24,13 @@ def test_copies_in_a_cluster_count_once() -> None:
     assert clustered_error(np.repeat(values, 4), np.repeat(np.arange(50), 4)) == pytest.approx(once)
 
 
+def test_whole_weights_are_copies() -> None:
+    generator = np.random.default_rng(2)
+    values, weights, clusters = generator.random(30), generator.integers(1, 5, 30), generator.integers(0, 8, 30)
+    copies = clustered_error(np.repeat(values, weights), np.repeat(clusters, weights))
+    assert clustered_error(values, clusters, weights.astype(np.float64)) == pytest.approx(copies)
+
+
 def test_fidelity_by_hand() -> None:
     full = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).log()
     other = torch.tensor([[[0.25, 0.75], [0.8, 0.2]]]).log()

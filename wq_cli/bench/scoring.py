@@ -112,16 +112,20 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     return options[place] if place < len(options) else None
 
 
-def clustered_error(values: NDArray[np.float64], clusters: NDArray[Any]) -> float:
-    """Standard error of a mean whose terms are correlated within clusters (Liang and Zeger 1986).
+def clustered_error(
+    values: NDArray[np.float64], clusters: NDArray[Any], weights: NDArray[np.float64] | None = None
+) -> float:
+    """Standard error of a weighted mean whose terms are correlated within clusters (Liang and Zeger 1986).
 
     Args:
         values: [n].
         clusters: Cluster of each value, [n].
+        weights: [n]; None for equal ones.
     """
-    residuals = values - values.mean()
+    weights = np.ones(len(values)) if weights is None else weights
+    residuals = weights * (values - np.average(values, weights=weights))
     sums = np.array([residuals[clusters == cluster].sum() for cluster in np.unique(clusters)])
-    return float(np.sqrt((sums**2).sum()) / len(values))
+    return float(np.sqrt((sums**2).sum()) / weights.sum())
 
 
 def row(label: str, settings: Quantization, scored: Sequence[Scored]) -> EvalRow:
@@ -131,16 +135,19 @@ def row(label: str, settings: Quantization, scored: Sequence[Scored]) -> EvalRow
     by_family: dict[str, list[float]] = defaultdict(list)
     for question, is_right in zip(scored, right.tolist(), strict=True):
         by_family[question.family].append(is_right)
-    tokens = [len(question.reference_ids) for question in scored]
+    clips = np.array([question.clip for question in scored])
+    tokens = np.array([len(question.reference_ids) for question in scored], dtype=np.float64)
+    kl = np.array([answer.kl for answer in answers])
     steps, step_ms = sum(a.steps for a in answers), sum(a.step_ms for a in answers)
     return EvalRow(
         label=label,
         policy=settings.policy,
         bits_asked=settings.bits,
         accuracy=float(right.mean()),
-        standard_error=clustered_error(right, np.array([question.clip for question in scored])),
+        standard_error=clustered_error(right, clips),
         families={family: float(np.mean(rights)) for family, rights in sorted(by_family.items())},
-        kl_to_full=float(np.average([a.kl for a in answers], weights=tokens)),
+        kl_to_full=float(np.average(kl, weights=tokens)),
+        kl_standard_error=clustered_error(kl, clips, tokens),
         greedy_agreement=float(np.average([a.same for a in answers], weights=tokens)),
         effective_bits=float(np.mean([a.effective_bits for a in answers])),
         kv_bytes=float(np.mean([a.kv_bytes for a in answers])),

@@ -127,13 +127,13 @@ def _is_slower(row: BenchRow, other: BenchRow) -> bool:
 _EVAL_COLUMNS: list[tuple[str, Callable[[EvalRow], str], bool]] = [
     ("policy", lambda row: row.label, False),
     ("accuracy", lambda row: f"{row.accuracy:.1%} ±{row.standard_error:.1%}", False),
-    ("KL", lambda row: f"{row.kl_to_full:.2g}", False),
+    ("KL", lambda row: f"{row.kl_to_full:.2g} ±{row.kl_standard_error:.1g}", False),
     ("same", lambda row: f"{row.greedy_agreement:.1%}", False),
     ("bits", lambda row: f"{row.effective_bits:.2f}", False),
     ("KV", lambda row: format.size(round(row.kv_bytes)), False),
     ("metadata", lambda row: format.size(round(row.metadata_bytes)), True),
     ("search", lambda row: format.milliseconds(row.search_ms), True),
-    ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", False),
+    ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}", True),
     ("weakest family", lambda row: f"{weakest_family(row)} {row.families[weakest_family(row)]:.0%}", True),
 ]
 
@@ -165,7 +165,7 @@ def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
     lines = [
         f" {glyphs.dot} ".join([f"{printable(model.name)} on {model.device}, {model.dtype}, {model.backend}", asked]),
         versions,
-        f"accuracy: {_CHOSEN[result.answer]}, through the packed cache; standard error clustered by clip",
+        f"accuracy: {_CHOSEN[result.answer]}, through the packed cache; standard errors clustered by clip",
         f"KL in nats to {REFERENCE} and share of equal likeliest tokens, over the {REFERENCE} answers",
         "bits per visual element; KV: mean bytes of the cache; tokens/s: of the row's own answers",
     ]

@@ -35,8 +35,8 @@ def draw_front(result: EvalResult) -> bytes:
     # A KL of zero has no logarithm: it stands at the lower end.
     y_range = decades([row.kl_to_full for row in rows if row.kl_to_full > 0] or [1.0])
     axes = Axes(draw, (_MARGIN + 80, top, WIDTH - LEGEND_WIDTH, bottom), x_range, y_range, log_y=True)
-    axes.frame("KL to full precision (nats), lower is better", "effective bits per visual element", ticks)
-    _draw_rows(axes, rows, lambda row: max(row.kl_to_full, y_range[0]), best=min)
+    axes.frame("KL to full precision (nats), with its standard error", "effective bits per visual element", ticks)
+    _draw_rows(axes, rows, lambda row: max(row.kl_to_full, y_range[0]), lambda row: row.kl_standard_error, best=min)
 
     errors = [row.accuracy - row.standard_error for row in rows]
     y_range = (max(0.0, min(errors) - 0.01), min(1.0, max(row.accuracy + row.standard_error for row in rows) + 0.01))
@@ -44,10 +44,7 @@ def draw_front(result: EvalResult) -> bytes:
     box = (_MARGIN + 80, top + shift, WIDTH - LEGEND_WIDTH, bottom + shift)
     axes = Axes(draw, box, x_range, y_range)
     axes.frame("accuracy, with its standard error", "effective bits per visual element", ticks, percent=True)
-    for row in rows:
-        ends = [(row.effective_bits, row.accuracy + sign * row.standard_error) for sign in (-1, 1)]
-        axes.line(ends, GREY, width=1)
-    _draw_rows(axes, rows, lambda row: row.accuracy, best=max)
+    _draw_rows(axes, rows, lambda row: row.accuracy, lambda row: row.standard_error, best=max)
     return canvas.png(image)
 
 
@@ -76,10 +73,13 @@ def _draw_rows(
     axes: Axes,
     rows: Sequence[EvalRow],
     value: Callable[[EvalRow], float],
+    error: Callable[[EvalRow], float],
     best: Callable[[float, float], float],
 ) -> None:
-    """The front as a broad line, then every series with its marks."""
+    """The front as a broad line, one standard error to each side of a figure, every series with its marks."""
     axes.line([(row.effective_bits, value(row)) for row in front(rows, value, best)], PALE, width=12)
+    for row in rows:
+        axes.line([(row.effective_bits, value(row) + sign * error(row)) for sign in (-1, 1)], GREY, width=1)
     names = list(dict.fromkeys(map(_series, rows)))
     axes.legend(names)
     for index, name in enumerate(names):
