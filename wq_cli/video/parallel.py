@@ -56,7 +56,8 @@ def decoded_in_parallel(
     """Decodes runs, each as it would be after an undamaged beginning.
 
     Ends before the first run that is damaged: what an error means for those behind it, only a decoder that reads them
-    all in turn can tell.
+    all in turn can tell. Damage that no decoder reports (FLV1, MJPEG, VP8) goes unnoticed here too; what such a picture
+    shows in the damaged part depends on the ones decoded before it.
 
     Args:
         decoder: Of the file; it is not used itself.
