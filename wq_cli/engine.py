@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import pad
 
-from wq_cli import policies, windows
+from wq_cli import offline, policies, windows
 from wq_cli.attention import ATTENTION
 from wq_cli.cache import GROWTH_TOKENS, WindowCache, budget_for
 from wq_cli.chunks import token_chunks
 from wq_cli.device import HostCopy, Stopwatch
 from wq_cli.placement import VisualTokens
+from wq_cli.policies.options import name_of
 from wq_cli.search import Search, search
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def prepare(
     room: int,
     sensitivity: Sequence[float] | None = None,
     until_visual_end: bool = False,
+    policy: Policy | None = None,
 ) -> Request:
     """Stack prompts, score their windows and make an empty cache.
 
@@ -195,16 +197,22 @@ def prepare(
         room: Tokens that will follow the prompts.
         sensitivity: See `Request`.
         until_visual_end: Leave out what comes after the last visual token, to be asked through the cache.
+        policy: Instead of the one that `settings` name.
 
     Raises:
         UsageError: No such policy, or a budget for one that has nothing to choose.
         WqError: The budget is too small.
     """
-    policy = policies.create(settings)
+    if policy is None:
+        policy = policies.create(settings)
+        if policy.needs_numbers:
+            layers = model.text_config.num_hidden_layers
+            policy.told(offline.read(model.profile, name_of(settings.policy), layers))
     settings = policy.settings
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
     found = search(batch, settings, policy)
     policy.begin(batch.visual, model.decoder)
+    policy.place(batch.positions)
     cache = new_cache(model, batch, policy, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
@@ -264,7 +272,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
         on_layer(layer)
 
     measure = policy.needs_sensitivity and request.sensitivity is None
-    hooks = _after_each_layer(model, batch.padding, measure, request.sensitivity, seal, policy.observe)
+    hooks = after_each_layer(model, batch.padding, measure, request.sensitivity, seal, policy.observe)
     with total(), windowed_attention(model), token_chunks(model.decoder), hooks:
         hidden = run_decoder(model, batch.embeds, batch.positions, request.cache, batch.padding, **deepstack)
         result.logits = model.logits(hidden[:, -1])
@@ -275,7 +283,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
 
 
 @contextmanager
-def _after_each_layer(
+def after_each_layer(
     model: VideoModel,
     padding: torch.Tensor | None,
     measure: bool,

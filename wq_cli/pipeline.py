@@ -316,6 +316,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, listener: Listener) -
         WqError: It cannot be loaded, or the backend cannot run there.
     """
     import wq_kernels
+    from wq_cli import profile as profiles
     from wq_cli.models import loading
 
     runtime = settings.runtime
@@ -327,6 +328,8 @@ def load_model(checkpoint: Checkpoint, settings: Settings, listener: Listener) -
         if notice:
             listener.notice(notice)
     model = loading.load_weights(checkpoint, runtime.device, runtime.dtype, runtime.weights)
+    if runtime.model is None:
+        model.profile = profiles.load(runtime.profile)
     try:
         wq_kernels.choose_backend(model.device, model.dtype)
     except RuntimeError as error:

@@ -187,7 +187,7 @@ def use(name: str) -> Path:
 
     chosen = load(name)
     path = choice_file()
-    _make_folder(path.parent)
+    make_folder(path.parent)
     files.write(path, f"{chosen.path.resolve() if _is_path(name) else name}\n".encode())
     return path
 
@@ -204,7 +204,7 @@ def own_file(profile: Profile) -> Path:
         path = profile.path
     else:
         path = config_folder() / "profiles" / profile.path.name
-        _make_folder(path.parent)
+        make_folder(path.parent)
     files.check_target(path)
     return path
 
@@ -228,7 +228,11 @@ def remember(profile: Profile, key: str, values: Sequence[float]) -> None:
     files.write(own_file(profile), f"{text.rstrip()}\n{line}\n".encode())
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """
+    Raises:
+        WqError: It cannot be made.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -70,12 +70,12 @@ def test_it_is_equation_9_averaged_over_the_clips(
     assert main(["calibrate", "--profile", "mine", *clips, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     per_clip = np.array([reference(folder, clip) for clip in clips])
-    assert np.abs(np.array(shown["sensitivity"]) - per_clip.mean(axis=0)).max() < 2e-4
+    assert np.abs(np.array(shown["measured"]["sensitivity"]) - per_clip.mean(axis=0)).max() < 2e-4
     assert shown["largest_spread"] == pytest.approx(np.ptp(per_clip, axis=0).max(), abs=2e-4)
     assert (shown["path"], shown["clips"]) == (str(mine), clips)
     text = mine.read_text()
     assert text.startswith(HEAD) and text.count("sensitivity") == 1 and "frames: 6" in text
-    assert profile.load("mine").sensitivity == tuple(shown["sensitivity"])
+    assert profile.load("mine").sensitivity == tuple(shown["measured"]["sensitivity"])
     assert list(mine.parent.iterdir()) == [mine]
 
 
@@ -93,7 +93,7 @@ def test_later_runs_use_it(config_home: Path) -> None:
     assert len(measured["clips"]) == len(calibration.SCENE_SEEDS)
     example = Path(calibration.__file__).parent / "scenes" / "assets" / "example.mp4"
     asked = wq("ask", str(example), "what happens?", "--frames", "8", "--max-new-tokens", "1")
-    assert [layer["sensitivity"] for layer in asked["layers"]] == measured["sensitivity"]
+    assert [layer["sensitivity"] for layer in asked["layers"]] == measured["measured"]["sensitivity"]
     assert asked["model"]["is_demo"] is True
 
 

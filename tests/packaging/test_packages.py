@@ -44,6 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_wheel_holds_the_data(wheel: list[str]) -> None:
     for name in (
         "wq_cli/profiles/demo.yaml",
+        "wq_cli/profiles/demo.kvtuner.json",
         "wq_cli/scenes/assets/atlas.png",
         "wq_cli/scenes/assets/example.mp4",
         "wq_cli/scenes/weights/model.safetensors",

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from wq_cli import policies
 from wq_cli.config import Quantization
-from wq_cli.errors import UsageError
+from wq_cli.errors import UsageError, WqError
 from wq_cli.placement import VisualTokens
 from wq_cli.policies.base import LayerPlan
 from wq_cli.policies.focus import LEAST_RELEVANCE, look, spend
+from wq_cli.policies.kvtuner import PAIRS, cheapest
 
 
 def plan(spec: str, relevance: list[list[float]], layer: int = 0, **more: object) -> LayerPlan:
@@ -46,7 +47,7 @@ COST = {2: 2 * 64 + 32, 4: 4 * 64 + 32, 8: 8 * 64 + 32, 16: 16 * 64}
 
 def error_of(widths: np.ndarray, matters: np.ndarray, key_weight: float) -> float:
     """Sum that focus wants small, in the terms of its docstring; widths [W, 2]."""
-    counts = (matters / matters.mean()) ** 2 + LEAST_RELEVANCE
+    counts = matters / matters.mean() + LEAST_RELEVANCE
     return float((counts * (key_weight * 4.0 ** -widths[:, 0] + 4.0 ** -widths[:, 1])).sum())
 
 
@@ -99,3 +100,46 @@ def test_what_the_question_pays_attention_to() -> None:
         np.testing.assert_allclose(seen.moment[row, 0], asked.T @ asked / 8, atol=1e-5)
         windows = paid.mean(axis=0)[3:7].reshape(2, 2).sum(axis=1)
         np.testing.assert_allclose(seen.of_windows(visual)[row], windows, atol=1e-6)
+
+
+def test_kvtuner_finds_the_cheapest_pairs_under_its_cap() -> None:
+    draw = np.random.default_rng(3)
+    for cap in (2.0, 3.1, 4.0, 5.5, 8.0):
+        costs = draw.exponential(size=(3, 9))
+        found = cheapest(costs, cap)
+        fitting = [
+            sum(costs[layer, pair] for layer, pair in enumerate(chosen))
+            for chosen in itertools.product(range(9), repeat=3)
+            if sum(sum(PAIRS[pair]) for pair in chosen) <= 2 * 3 * cap
+        ]
+        assert sum(sum(pair) for pair in found) <= 2 * 3 * cap
+        assert sum(costs[layer, PAIRS.index(pair)] for layer, pair in enumerate(found)) == pytest.approx(min(fitting))
+
+
+def test_kvtuner_gives_layers_their_pairs_and_presets_one_to_all() -> None:
+    policy = policies.create(Quantization(policy="kvtuner:cap=5"))
+    costs = np.ones((2, 9))
+    costs[0, PAIRS.index((8, 4))] = costs[1, PAIRS.index((2, 4))] = 0.0
+    assert policy.needs_numbers
+    policy.told({"kivi": costs.tolist()})
+    made = [policy.plan_layer(layer, np.full((1, 3), np.nan), None) for layer in range(2)]
+    assert [(m.key_bits.tolist(), m.value_bits.tolist()) for m in made] == [([8] * 3, [4] * 3), ([2] * 3, [4] * 3)]
+    preset = plan("kvtuner:pairs=k4v2", [[np.nan] * 2])
+    assert (preset.key_bits.tolist(), preset.value_bits.tolist()) == ([4, 4], [2, 2])
+
+
+def test_kvmix_gives_more_bits_to_the_fifth_with_the_largest_gradients() -> None:
+    policy = policies.create(Quantization(policy="kvmix"))
+    keys, values = np.zeros(10), np.zeros(10)
+    keys[[2, 7]], values[[7, 9]] = 5.0, 3.0
+    policy.told({"key_gradient": keys.tolist(), "value_gradient": values.tolist()})
+    made = [policy.plan_layer(layer, np.full((1, 1), np.nan), None) for layer in range(10)]
+    assert [int(m.key_bits[0]) for m in made] == [2, 2, 4, 2, 2, 2, 2, 4, 2, 2]
+    assert [int(m.value_bits[0]) for m in made] == [2, 2, 2, 2, 2, 2, 2, 4, 2, 4]
+
+
+@pytest.mark.parametrize("spec", ["kvtuner", "kvmix"])
+def test_numbers_that_are_not_there_say_how_to_get_them(spec: str) -> None:
+    with pytest.raises(WqError, match="incomplete") as caught:
+        policies.create(Quantization(policy=spec)).told({"other": [1.0]})
+    assert f"wq calibrate --policy {spec}" in (caught.value.hint or "")

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+# What is put in the chat template where the text goes.
+PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
 class TextModel(VideoModel):
-    """A causal language model. Its prompts are a text, then a question, without a chat template."""
+    """A causal language model. The last line of a question is how its answer begins."""
 
     model_type: ClassVar[str] = "text"
-    heading: ClassVar[str] = "Facts:\n"
 
     @property
     def decoder(self) -> Any:
@@ -31,10 +34,10 @@ class TextModel(VideoModel):
 
     @property
     def video_token_id(self) -> int:
-        return int(self.processor.tokenizer.eos_token_id)
+        return int(self.processor.tokenizer.unk_token_id)
 
     def visual_texts(self, visual: VisualFeatures) -> list[str]:
-        return [self.processor.tokenizer.eos_token * len(visual.embeds)]
+        return [self.processor.tokenizer.unk_token * len(visual.embeds)]
 
     def encode(self, frames: Any, pts_seconds: Any, on_frames: Any = None) -> VisualFeatures:
         """
@@ -58,10 +61,11 @@ class TextModel(VideoModel):
         return VisualFeatures(embeds, np.full(tokens, -1), times)
 
     def prompt_ids(self, question: str, visual: VisualFeatures) -> torch.Tensor:
-        before, after = (
-            self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-            for text in (self.heading, f"\n\n{question}")
-        )
+        tokenizer = self.processor.tokenizer
+        asked, _, begin = question.rpartition("\n")
+        conversation = [{"role": "user", "content": f"{PLACE}\n\n{asked}"}]
+        filled = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False) + begin
+        before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in filled.split(PLACE))
         return torch.tensor([*before, *[self.video_token_id] * len(visual.embeds), *after])
 
 

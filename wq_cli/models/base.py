@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from wq_cli.profile import Profile
+
 # Frames per call of the vision tower where memory does not decide.
 FRAMES_PER_BATCH = 8
 
@@ -81,7 +83,8 @@ class VideoModel(ABC):
         words_between: Tokens of the text that the processor writes between two frames or groups of them, about.
         model: The transformers model, in eval mode.
         processor: Its processor.
-        lock: Held by the thread that runs the decoder.
+        profile: Whose model it is; None where it was named itself.
+        lock: Held by the thread that runs the model.
     """
 
     model_type: ClassVar[str]
@@ -91,6 +94,7 @@ class VideoModel(ABC):
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
         self.processor = processor
+        self.profile: Profile | None = None
         self.lock = RLock()
 
     @property

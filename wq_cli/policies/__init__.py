@@ -24,6 +24,8 @@ _REGISTRY = {
     "cocktail": ("cocktail", "Cocktail"),
     "kivi": ("kivi", "Kivi"),
     "akvq-vl": ("akvq_vl", "AkvqVl"),
+    "kvtuner": ("kvtuner", "KvTuner"),
+    "kvmix": ("kvmix", "KvMix"),
     "skvq": ("skvq", "Skvq"),
     "smoothquant": ("smoothquant", "SmoothQuant"),
     "vidkv": ("vidkv", "VidKv"),

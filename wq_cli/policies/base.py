@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from wq_cli.codecs import Coding
     from wq_cli.config import Quantization
+    from wq_cli.offline import Numbers
     from wq_cli.placement import VisualTokens
 
 FULL_PRECISION = 16
@@ -87,6 +88,7 @@ class Policy(ABC):
     Attributes:
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
+        needs_numbers: Whether `told` is called with what `wq calibrate --policy` measured of the model.
         needs_queries: Whether `observe_queries` is called.
         needs_question: Whether the queries must hold those of the question: where it is asked after the cache was
             sealed, the prefill runs over it too and then forgets it.
@@ -104,6 +106,18 @@ class Policy(ABC):
         self.settings = settings
         self.options = parse(self.options_type, settings.policy)
 
+    @property
+    def needs_numbers(self) -> bool:
+        return False
+
+    def told(self, numbers: Numbers) -> None:
+        """Told once, before anything else, what was measured of the model beforehand.
+
+        Raises:
+            WqError: The numbers are not what the policy needs.
+        """
+        raise NotImplementedError
+
     def begin(self, visual: VisualTokens, decoder: Any) -> None:  # noqa: B027 - most policies have nothing to ask
         """Told once of the prompts, before anything else.
 
@@ -111,6 +125,9 @@ class Policy(ABC):
             visual: Where their visual tokens are.
             decoder: The language model that will run them; its `layers` are in order.
         """
+
+    def place(self, positions: torch.Tensor) -> None:  # noqa: B027 - most policies have nothing to rotate
+        """Told once of the rotary positions of the prompts, int64 [B, L] or [3, B, L], after `begin`."""
 
     def observe_queries(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
         """Told of a layer's queries in the prefill, [B, Hq, L, D], and its keys, [B, Hkv, L, D], rotary position

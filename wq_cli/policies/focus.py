@@ -5,8 +5,8 @@ it, in the same stored format:
 
 - Relevance of a window is the attention that the question's own tokens pay it in the prefill, layer by layer, which is
   there for the taking. `relevance=similarity` keeps eq 8.
-- Keys and values have widths of their own. A width of b bits leaves a squared error of about 4^-b; a window's counts as
-  the square of its relevance, which multiplies the error, and a key's as `key_weight` times a value's. Every layer
+- Keys and values have widths of their own. A width of b bits leaves a squared error of about 4^-b; a window's counts by
+  its relevance, a key's as `key_weight` times a value's. Every layer
   spends its bits where they take away most of the sum (optimal bit allocation; Shoham and Gersho 1988).
 - Groups are twice WindowQuant's, so that scales and minima cost half a bit.
 - Scales, minima and codes are fitted to the question's queries and attention (`wq_cli.fitting`).
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 WIDTHS = (2, 4, 8, 16)
 FIRST_WINDOW_BITS = 8
-# What a window that nobody looked at counts, against one of mean relevance: the answer's own tokens may look.
-LEAST_RELEVANCE = 0.02
+# What a window that the question passes over counts, against one of mean relevance: its answer may look elsewhere.
+LEAST_RELEVANCE = 1.0
 MODEL_BITS = 16
 
 
@@ -55,7 +55,7 @@ class FocusOptions(Options):
 
     window: int = 64
     bits: float = 3.25
-    key_weight: float = 8.0
+    key_weight: float = 4.0
     relevance: Literal["attention", "similarity"] = "attention"
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ def spend(matters: NDArray[np.float64], room: float, window: int, key_weight: fl
     gains = -np.diff(4.0 ** -np.array(WIDTHS)) / np.diff(costs)
     share = matters / max(matters.mean(), np.finfo(np.float64).tiny) if len(matters) else matters
     sides = np.array([key_weight, 1.0])
-    value = (share**2 + LEAST_RELEVANCE)[:, None, None] * sides[:, None] * gains
+    value = (share + LEAST_RELEVANCE)[:, None, None] * sides[:, None] * gains
     order = np.argsort(-value, axis=None, kind="stable")
     spent = np.cumsum(np.broadcast_to(np.diff(costs), value.shape).ravel()[order])
     taken = np.zeros(value.size, dtype=np.int64)

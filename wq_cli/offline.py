@@ -1,0 +1,59 @@
+"""What a policy was told of a model beforehand: a small JSON file of numbers per layer, next to the user's profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from wq_cli import profile as profiles
+from wq_cli.errors import WqError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wq_cli.profile import Profile
+
+# Name of a measurement to one entry per layer.
+Numbers = Mapping[str, list[float] | list[list[float]]]
+
+
+def file_of(profile: Profile, policy: str) -> Path:
+    """The user's file."""
+    return profiles.config_folder() / "profiles" / f"{profile.path.stem}.{policy}.json"
+
+
+def write(profile: Profile, policy: str, numbers: Numbers) -> Path:
+    """Keep what was measured.
+
+    Raises:
+        WqError: The file cannot be written; what was there before is still there.
+    """
+    from wq_cli.report import files
+
+    path = file_of(profile, policy)
+    profiles.make_folder(path.parent)
+    files.write(path, f"{json.dumps(numbers)}\n".encode())
+    return path
+
+
+def read(profile: Profile | None, policy: str, layers: int) -> Numbers:
+    """What was measured: the user's file, or else the one that comes with the profile.
+
+    Raises:
+        WqError: There is none, or it is not of this model.
+    """
+    hint = f"measure it: `wq calibrate --policy {policy}`"
+    if profile is None:
+        raise WqError(f"`{policy}` needs what was measured of a profile's model", "leave `--model` away")
+    for path in (file_of(profile, policy), profile.path.parent / f"{profile.path.stem}.{policy}.json"):
+        try:
+            numbers = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise WqError(f"cannot read `{path}`", hint) from error
+        if not isinstance(numbers, dict) or any(not isinstance(x, list) or len(x) != layers for x in numbers.values()):
+            raise WqError(f"`{path}` is not of a model with {layers} layers", hint)
+        return numbers
+    raise WqError(f"`{policy}` knows nothing of the model of profile `{profile.name}`", hint)
