@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import llava_onevision
+from tiny_qwen_vl import qwen_vl
 
 from wq_cli import decoding, engine, policies
 from wq_cli.cache import WindowCache
@@ -18,6 +20,7 @@ from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
 from wq_cli.placement import VisualTokens
+from wq_cli.rotary import Rotary
 from wq_cli.transforms import Smoothing
 
 # The tiny model has 2 KV heads of 16 channels, so groups are smaller than in the papers.
@@ -30,7 +33,7 @@ METHODS = (
     "akvq-vl:recent=16:pivots=5:pivot_layer=1:tsa_layers=1",
     "akvq-vl:recent=16:key_centering=on",
     "skvq:group=8:recent=16",
-    "skvq:group=24:recent=16:clip_search=on",
+    "skvq:group=24:recent=16:clip_search=on:pre_rope=off",
     "skvq:group=32:value_bits=1.5:key_bits=4:fp8=off:recent=30:reorder=off",
     "smoothquant:group=32:bits=4",
     "vidkv",
@@ -85,8 +88,11 @@ def test_what_attention_sees_is_what_is_stored(model: VideoModel, prompts: list[
 
 
 def tensors_in(held: object) -> list[torch.Tensor]:
-    """Every tensor of a block or a transform, those of blocks inside it too."""
-    values = list(vars(held).values())
+    """Every tensor of a block or a transform, those of blocks inside it too.
+
+    Places of tokens in the prompt are not the block's own: the cache has them once for all layers.
+    """
+    values = [value for name, value in vars(held).items() if name != "index"]
     inner = [x for value in values if hasattr(value, "levels") for x in tensors_in(value)]
     return [x for x in values if isinstance(x, torch.Tensor)] + inner
 
@@ -155,6 +161,7 @@ def test_beams_inside_generate(model: VideoModel, prompts: list[Prompt], spec: s
     for ours in (False, True):
         policy = policies.create(settings(spec))
         policy.begin(visual, model.decoder)
+        policy.place(prompts[0].positions[None])
         cache = WindowCache(
             model.text_config, visual, policy.coding(), planner=lambda i, p=policy: p.plan_layer(i, nothing, None)
         )
@@ -170,6 +177,35 @@ def test_beams_inside_generate(model: VideoModel, prompts: list[Prompt], spec: s
                 ).tolist()
             )
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_vl", "qwen3_vl"])
+def test_keys_before_their_rotary_position(tmp_path: Path, family: str) -> None:
+    """What is computed back from the cache is what the projection, and Qwen3's norm behind it, gave."""
+    folder = llava_onevision(tmp_path) if family == "llava_onevision" else qwen_vl(tmp_path, family)
+    model = loading.load(str(folder), torch.device("cpu"), "auto")
+    frames = np.random.default_rng(0).integers(0, 256, (6, 56, 84, 3), dtype=np.uint8)
+    prompt = model.prompt(QUESTIONS[0], model.encode(frames, np.arange(6) / 2.0))
+    attention = model.decoder.layers[1].self_attn
+    projected: list[torch.Tensor] = []
+    last = getattr(attention, "k_norm", attention.k_proj)
+    hook = last.register_forward_hook(lambda module, args, output: projected.append(output))
+    cache = WindowCache(
+        model.text_config,
+        VisualTokens.from_mask(prompt.visual_mask[None], 8),
+        policies.create(settings("fp16")).coding(),
+    )
+    with torch.inference_mode():
+        positions = prompt.positions.unsqueeze(-2)
+        engine.run_decoder(model, prompt.embeds[None], positions, cache)
+        hook.remove()
+        keys = cache.layers[1].keys
+        expected = projected[0].view(1, keys.shape[2], keys.shape[1], keys.shape[3]).transpose(1, 2)
+        rotary = Rotary(model.decoder, positions)
+        torch.testing.assert_close(rotary.undo(keys), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rotary.apply(expected), keys, atol=1e-5, rtol=1e-5)
+        some = torch.tensor([[5, 2, 9]])
+        torch.testing.assert_close(rotary.apply(expected[:, :, some[0]], some), keys[:, :, some[0]])
 
 
 @pytest.mark.parametrize("spec", ["smoothquant:group=32", "skvq:group=8", "akvq-vl"])

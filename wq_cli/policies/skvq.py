@@ -1,13 +1,13 @@
 """SKVQ (arXiv 2405.06219): keys and values per token, over groups of channels that are alike, with a clipped range.
 
 Channels of all KV heads are clustered by the lowest and highest value they take (k-means); each cluster is a group. A
-group's range is clip * [min, max], its scale and minimum are float8 e4m3. The first 5 tokens of the prompt and the last
-128 stay at full precision.
+group's range is clip * [min, max], its scale and minimum are float8 e4m3. Keys are stored before their rotary position
+and get it when they are read, as in the settings that the released code names. The first 5 tokens of the prompt and the
+last 128 stay at full precision.
 
 Our reading: clusters come from the request's own prompt instead of a text corpus, and codes are computed from the pair
 as it is stored. One factor clips all groups, as in the released code; the paper searches one for each group, which
-`clip_search` does on the prompt. Keys are stored with their rotary position. Text and what follows the prompt stay at
-full precision as for every policy here.
+`clip_search` does on the prompt. Text and what follows the prompt stay at full precision as for every policy here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from wq_cli.blocks import TokenQuantizer
     from wq_cli.placement import VisualTokens
+    from wq_cli.rotary import Rotary
 
 LEVELS = {"4": 16, "2": 4, "1.5": 3}
 WIDTHS = {"4": 4, "2": 2, "1.5": 2}  # in plans, whose widths are whole
@@ -49,6 +50,7 @@ class SkvqOptions(Options):
         clip_search: Whether each group has a factor of its own instead, the one with the smallest squared error.
         clip_about: What clipping shrinks a range towards: `zero` is the released code, `middle` never shifts it.
         fp8: Whether scales and minima are float8 e4m3 and not float16.
+        pre_rope: Whether keys are stored before their rotary position and rotated when they are read.
         sinks, recent: Tokens at the start and at the end of the prompt that stay at full precision.
         key_centering: Whether the mean of every 32 keys is taken away first (not in the paper).
     """
@@ -61,6 +63,7 @@ class SkvqOptions(Options):
     clip_search: bool = False
     clip_about: Literal["zero", "middle"] = "zero"
     fp8: bool = True
+    pre_rope: bool = True
     sinks: int = 5
     recent: int = 128
     key_centering: bool = False
@@ -79,11 +82,21 @@ class Skvq(Policy):
     options: SkvqOptions
 
     def begin(self, visual: VisualTokens, decoder: Any) -> None:
+        self._visual, self._decoder = visual, decoder
         self._ends = Ends.of(visual, self.options.sinks, self.options.recent)
-        self._coding = SkvqCoding(self.options, visual)
+        self._positions: torch.Tensor | None = None
+
+    def place(self, positions: torch.Tensor) -> None:
+        self._positions = positions
 
     def coding(self) -> SkvqCoding:
-        return self._coding
+        if not self.options.pre_rope:
+            return SkvqCoding(self.options, self._visual)
+        from wq_cli.rotary import Rotary
+
+        if self._positions is None:
+            raise ValueError("`skvq` needs the rotary positions of the prompt")
+        return SkvqCoding(self.options, self._visual, Rotary(self._decoder, self._positions))
 
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
         return self._ends.plan(WIDTHS[self.options.key_bits], WIDTHS[self.options.value_bits])
@@ -96,16 +109,22 @@ class SkvqCoding(Coding):
     Attributes:
         options: All of them.
         visual: Tokens that are looked at.
+        rotary: What keys are stored before; None stores them as they are.
     """
 
     options: SkvqOptions
     visual: VisualTokens
+    rotary: Rotary | None = None
 
     def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
         options = self.options
-        return LayerCodec(
-            self._codec(keys, options.key_bits, options.key_centering), self._codec(values, options.value_bits, False)
-        )
+        of_values = self._codec(values, options.value_bits, False)
+        if self.rotary is None:
+            return LayerCodec(self._codec(keys, options.key_bits, options.key_centering), of_values)
+        from wq_cli.rotary import BeforeRotary
+
+        of_keys = self._codec(self.rotary.undo(keys), options.key_bits, options.key_centering)
+        return LayerCodec(BeforeRotary(of_keys, self.rotary), of_values)
 
     def _codec(self, x: torch.Tensor, bits: str, centred: bool) -> PerToken:
         import torch
