@@ -15,7 +15,7 @@ import torch
 from wq_cli import engine, pipeline, suites
 from wq_cli.bench import SCENE_FPS, SCENE_SEED, SCENE_SIZE, made_with, open_model
 from wq_cli.bench.scoring import prompt_text
-from wq_cli.calibration import sensitivity
+from wq_cli.measurements import sensitivity
 from wq_cli.results import CurveResult, InspectResult
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def layers(settings: Settings, listener: Listener, questions: int | None) -> Cur
     """Fig 8: s_i of every layer (eq 9), its mean and its spread over the questions."""
 
     def measured(model: VideoModel, prompt: Prompt) -> NDArray[np.float64]:
-        return np.array(sensitivity(model, prompt))
+        return sensitivity(model, prompt)["sensitivity"]
 
     found = _over_questions(settings, listener, questions, measured)
     shown = {name: of(found.rows, axis=0) for name, of in (("mean", np.mean), ("lowest", np.min), ("highest", np.max))}
