@@ -45,9 +45,9 @@ def test_both_ways_of_attention_are_attention_over_the_cache(lab: paper.Lab) -> 
     cache = lab._prefilled([lab._prompt(8)] * 2).cache
     for layer in cache.layers:
         assert layer.segments
-        query = torch.randn(2, 4, 1, 16)
+        query = torch.randn(2, 7, 1, 64)
         keys, values = (x.double() for x in layer.dequantized(torch.float32))
-        expected = scaled_dot_product_attention(query.double(), keys, values)
+        expected = scaled_dot_product_attention(query.double(), keys, values, enable_gqa=True)
         for way in (paper.fused, paper.dequantized_first):
             torch.testing.assert_close(way(query, layer).double(), expected, atol=1e-5, rtol=1e-4)
 

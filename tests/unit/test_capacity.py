@@ -14,8 +14,8 @@ from wq_cli.bench.paper import TINY, Lab
 from wq_cli.config import Quantization, Runtime, Settings
 from wq_cli.models.base import Prompt, VideoModel
 
-# Of the tiny model: 2 layers, 4 KV heads of 16 channels in float32; 25 visual tokens a frame.
-LAYERS, HEADS, CHANNELS, HIDDEN, FLOAT = 2, 4, 16, 64, 4
+# Of the tiny model: 2 layers, one KV head of 64 channels in float32; 25 visual tokens a frame.
+LAYERS, HEADS, CHANNELS, HIDDEN, FLOAT = 2, 1, 64, 64, 4
 TOKENS_PER_FRAME, OTHER_TOKENS = 25, 1 + random_weights.TOKENS_BEFORE + random_weights.TOKENS_AFTER
 
 

@@ -22,7 +22,14 @@ TOKENS_BEFORE, TOKENS_AFTER = 14, 24
 
 # Parts of a LLaVA-OneVision that runs anywhere.
 TINY: dict[str, dict[str, Any]] = {
-    "text_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
+    "text_config": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "intermediate_size": 128,
+    },
     "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "image_size": 126},
     "frame_processor": {"size": {"height": 126, "width": 126}},
 }
