@@ -10,11 +10,14 @@ import torch
 
 from wq_cli import decoding, engine
 from wq_cli.bench.measure import fidelity, forced
+from wq_cli.cache import WindowCache
+from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
 from wq_cli.errors import UsageError
 from wq_cli.policies import kvmix, kvtuner
 from wq_cli.policies.base import FULL_PRECISION, LayerPlan
 from wq_cli.recorded import Recording
+from wq_cli.rotary import Rotary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = 16
 DEFAULT = "windowquant"
+RANGES = ("key_low", "key_high", "value_low", "value_high", "key_max", "query_max")
 Measured = dict[str, "NDArray[np.float64]"]
 Measurement = Callable[["VideoModel", "Prompt"], Measured]
 
@@ -107,6 +111,33 @@ def _loss(model: VideoModel, prompt: Prompt, answer: torch.Tensor) -> torch.Tens
     return torch.nn.functional.cross_entropy(model.logits(hidden[0, -count:]), answer[0])
 
 
+def channel_ranges(model: VideoModel, prompt: Prompt) -> Measured:
+    """What the channels of every layer take in one prompt, [L, Hkv * D] each.
+
+    Returns:
+        `key_low`, `key_high` before the rotary position; `value_low`, `value_high`; the largest absolute value of keys
+        and of queries (over the heads that share a KV head) with it, `key_max` and `query_max`.
+    """
+    batch = engine.Batch.of([prompt], 1)
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in RANGES}
+
+    def keep(layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
+        found["key_max"].append(keys.abs().amax(dim=(0, 2)))
+        found["query_max"].append(queries.abs().amax(dim=(0, 2)).unflatten(0, (keys.shape[1], -1)).amax(dim=1))
+
+    cache = WindowCache(model.text_config, batch.visual, ChannelInWindow(1), on_queries=keep)
+    added = {} if batch.deepstack is None else model.deepstack_inputs(batch.visual_mask, batch.deepstack)
+    with torch.inference_mode(), engine.windowed_attention(model):
+        engine.run_decoder(model, batch.embeds, batch.positions, cache, **added)
+        rotary = Rotary(model.decoder, batch.positions)
+        for layer in cache.layers:
+            keys, values = layer.run
+            for name, x in (("key", rotary.undo(keys)), ("value", values)):
+                found[f"{name}_low"].append(x.amin(dim=(0, 2)))
+                found[f"{name}_high"].append(x.amax(dim=(0, 2)))
+    return {name: torch.stack([x.flatten() for x in rows]).double().cpu().numpy() for name, rows in found.items()}
+
+
 def sensitivity(model: VideoModel, prompt: Prompt) -> Measured:
     """s_i of every layer (eq 9), [L]."""
     request = engine.prepare(model, [prompt], Quantization(policy=DEFAULT), room=1)
@@ -114,4 +145,10 @@ def sensitivity(model: VideoModel, prompt: Prompt) -> Measured:
 
 
 # Policy to what is measured for it.
-MEASUREMENTS: dict[str, Measurement] = {DEFAULT: sensitivity, "kvtuner": pair_costs, "kvmix": gradient_norms}
+MEASUREMENTS: dict[str, Measurement] = {
+    DEFAULT: sensitivity,
+    "kvtuner": pair_costs,
+    "kvmix": gradient_norms,
+    "skvq": channel_ranges,
+    "smoothquant": channel_ranges,
+}

@@ -17,9 +17,12 @@ from tiny_qwen_vl import qwen_vl
 from wq_cli import decoding, engine, policies
 from wq_cli.cache import WindowCache
 from wq_cli.config import Generation, Quantization
+from wq_cli.errors import WqError
+from wq_cli.measurements import channel_ranges
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
 from wq_cli.placement import VisualTokens
+from wq_cli.policies.skvq import k_means
 from wq_cli.rotary import Rotary
 from wq_cli.transforms import Smoothing
 
@@ -38,6 +41,8 @@ METHODS = (
     "smoothquant:group=32:bits=4",
     "vidkv",
     "vidkv:key_bits=1.5:value_bits=1.58",
+    "mixkvq:group=16:residual=16:tau_16=0.6:tau_4=0.3",
+    "kvtuner:pairs=k4v2:axes=token:group=16",
 )
 QUESTIONS = ["what happens in the video ?", "is there a dog ?", "what ?"]
 
@@ -152,7 +157,7 @@ def test_rows_of_a_batch_are_stored_alike(model: VideoModel, prompts: list[Promp
     assert np.shape(answer(model, prefilled(model, prompts, spec), 4)) == (3, 4)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in METHODS if "smoothquant" not in spec])
+@pytest.mark.parametrize("spec", [spec for spec in METHODS if not spec.startswith(("smoothquant", "mixkvq"))])
 def test_beams_inside_generate(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
     """Rows that change places take along what is stored: both attentions find the same beams."""
     visual = VisualTokens.from_mask(prompts[0].visual_mask[None], 8)
@@ -206,6 +211,40 @@ def test_keys_before_their_rotary_position(tmp_path: Path, family: str) -> None:
         torch.testing.assert_close(rotary.apply(expected), keys, atol=1e-5, rtol=1e-5)
         some = torch.tensor([[5, 2, 9]])
         torch.testing.assert_close(rotary.apply(expected[:, :, some[0]], some), keys[:, :, some[0]])
+
+
+def test_what_calibration_measures_is_what_the_prompt_has(model: VideoModel, prompts: list[Prompt]) -> None:
+    """Maxima of the prompt at hand, told beforehand, smooth it as those that are found in its prefill."""
+    numbers = {name: rows.tolist() for name, rows in channel_ranges(model, prompts[0]).items()}
+    scales = []
+    for spec in ("smoothquant:group=32", "smoothquant:group=32:calibrated=on"):
+        policy = policies.create(settings(spec))
+        if policy.needs_numbers:
+            policy.told(numbers)
+        request = engine.prepare(model, prompts[:1], policy.settings, room=8, policy=policy)
+        layers = engine.prefill(model, request).cache.layers
+        scales.append([x for layer in layers for x in tensors_in(layer.transform)])
+    assert len(scales[0]) == 6
+    for ours, told in zip(*scales, strict=True):
+        torch.testing.assert_close(told, ours)
+
+
+def test_told_clusters_are_those_of_the_numbers(model: VideoModel, prompts: list[Prompt]) -> None:
+    numbers = {name: rows.tolist() for name, rows in channel_ranges(model, prompts[0]).items()}
+    policy = policies.create(settings("skvq:group=8:recent=16:calibrated=on"))
+    policy.told(numbers)
+    cache = engine.prefill(model, engine.prepare(model, prompts[:1], policy.settings, room=8, policy=policy)).cache
+    for index, layer in enumerate(cache.layers):
+        segment = layer.segments[0]
+        for name, block in (("key", segment.key.inner), ("value", segment.value)):
+            ends = np.stack([numbers[f"{name}_low"][index], numbers[f"{name}_high"][index]], axis=1)
+            assert block.groups.flatten().tolist() == k_means(ends, 4).tolist()
+
+
+@pytest.mark.parametrize("name", ["skvq", "smoothquant"])
+def test_numbers_of_something_else_are_refused(name: str) -> None:
+    with pytest.raises(WqError, match="incomplete"):
+        policies.create(settings(f"{name}:calibrated=on")).told({"key_low": [[0.0]]})
 
 
 @pytest.mark.parametrize("spec", ["smoothquant:group=32", "skvq:group=8", "akvq-vl"])

@@ -24,6 +24,7 @@ _REGISTRY = {
     "cocktail": ("cocktail", "Cocktail"),
     "kivi": ("kivi", "Kivi"),
     "akvq-vl": ("akvq_vl", "AkvqVl"),
+    "mixkvq": ("mixkvq", "MixKvq"),
     "kvtuner": ("kvtuner", "KvTuner"),
     "kvmix": ("kvmix", "KvMix"),
     "skvq": ("skvq", "Skvq"),
