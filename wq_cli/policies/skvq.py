@@ -5,9 +5,10 @@ group's range is clip * [min, max], its scale and minimum are float8 e4m3. Keys 
 and get it when they are read, as in the settings that the released code names. The first 5 tokens of the prompt and the
 last 128 stay at full precision.
 
-Our reading: clusters come from the request's own prompt instead of a text corpus, and codes are computed from the pair
-as it is stored. One factor clips all groups, as in the released code; the paper searches one for each group, which
-`clip_search` does on the prompt. Text and what follows the prompt stay at full precision as for every policy here.
+Our reading: clusters come from the request's own prompt, or with `calibrated` from a few clips, instead of a text
+corpus, and codes are computed from the pair as it is stored. One factor clips all groups, as in the released code; the
+paper searches one for each group, which `clip_search` does on the prompt. Text and what follows the prompt stay at full
+precision as for every policy here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from wq_cli.codecs import Coding, LayerCodec, PerToken
-from wq_cli.errors import UsageError
+from wq_cli.errors import UsageError, WqError
 from wq_cli.policies.base import LayerPlan, Policy
 from wq_cli.policies.ends import Ends
 from wq_cli.policies.options import Options
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wq_cli.blocks import TokenQuantizer
+    from wq_cli.offline import Numbers
     from wq_cli.placement import VisualTokens
     from wq_cli.rotary import Rotary
 
 LEVELS = {"4": 16, "2": 4, "1.5": 3}
 WIDTHS = {"4": 4, "2": 2, "1.5": 2}  # in plans, whose widths are whole
+ENDS = ("key_low", "key_high", "value_low", "value_high")
 RESTARTS, STEPS = 10, 100
 CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7)
 SEARCH_TOKENS = 1024
@@ -46,6 +49,7 @@ class SkvqOptions(Options):
         key_bits, value_bits: 1.5 is three levels, five codes in a byte.
         group: Channels of a group, on average; groups number Hkv * D / group.
         reorder: Whether channels are clustered; else groups are neighbours.
+        calibrated: Whether by what `wq calibrate --policy skvq` measured; else by the prompt at hand.
         clip: Factor on the range; the released code has 0.92 and 0.96.
         clip_search: Whether each group has a factor of its own instead, the one with the smallest squared error.
         clip_about: What clipping shrinks a range towards: `zero` is the released code, `middle` never shifts it.
@@ -59,6 +63,7 @@ class SkvqOptions(Options):
     value_bits: Literal["4", "2", "1.5"] = "2"
     group: int = 128
     reorder: bool = True
+    calibrated: bool = False
     clip: float = 0.92
     clip_search: bool = False
     clip_about: Literal["zero", "middle"] = "zero"
@@ -73,6 +78,8 @@ class SkvqOptions(Options):
             raise UsageError("`group` of `skvq` must be positive, `sinks` and `recent` not negative")
         if not 0 < self.clip <= 1:
             raise UsageError("`clip` of `skvq` must lie in 0 to 1")
+        if self.calibrated and not self.pre_rope:
+            raise UsageError("`skvq` is calibrated for keys before their rotary position", "leave `pre_rope=off` away")
 
 
 class Skvq(Policy):
@@ -80,6 +87,21 @@ class Skvq(Policy):
 
     options_type = SkvqOptions
     options: SkvqOptions
+    _measured: NDArray[np.float64] | None = None
+
+    @property
+    def needs_numbers(self) -> bool:
+        return self.options.calibrated
+
+    def told(self, numbers: Numbers) -> None:
+        """
+        Raises:
+            WqError: The numbers are not those of `wq calibrate --policy skvq`.
+        """
+        ends = [np.array(numbers.get(name, []), dtype=np.float64) for name in ENDS]
+        if any(side.ndim != 2 for side in ends):
+            raise WqError("what was measured for `skvq` is incomplete", "again: `wq calibrate --policy skvq`")
+        self._measured = np.stack(ends, axis=-1).reshape(*ends[0].shape, 2, 2)
 
     def begin(self, visual: VisualTokens, decoder: Any) -> None:
         self._visual, self._decoder = visual, decoder
@@ -96,7 +118,7 @@ class Skvq(Policy):
 
         if self._positions is None:
             raise ValueError("`skvq` needs the rotary positions of the prompt")
-        return SkvqCoding(self.options, self._visual, Rotary(self._decoder, self._positions))
+        return SkvqCoding(self.options, self._visual, Rotary(self._decoder, self._positions), self._measured)
 
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
         return self._ends.plan(WIDTHS[self.options.key_bits], WIDTHS[self.options.value_bits])
@@ -110,23 +132,26 @@ class SkvqCoding(Coding):
         options: All of them.
         visual: Tokens that are looked at.
         rotary: What keys are stored before; None stores them as they are.
+        measured: Ends of the channels of every layer, [L, Hkv * D, 2 sides, 2 ends]; None looks at the prompt.
     """
 
     options: SkvqOptions
     visual: VisualTokens
     rotary: Rotary | None = None
+    measured: NDArray[np.float64] | None = None
 
     def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
         options = self.options
-        of_values = self._codec(values, options.value_bits, False)
+        key_ends, value_ends = (None, None) if self.measured is None else self.measured[layer].transpose(1, 0, 2)
+        of_values = self._codec(values, options.value_bits, False, value_ends)
         if self.rotary is None:
-            return LayerCodec(self._codec(keys, options.key_bits, options.key_centering), of_values)
+            return LayerCodec(self._codec(keys, options.key_bits, options.key_centering, None), of_values)
         from wq_cli.rotary import BeforeRotary
 
-        of_keys = self._codec(self.rotary.undo(keys), options.key_bits, options.key_centering)
+        of_keys = self._codec(self.rotary.undo(keys), options.key_bits, options.key_centering, key_ends)
         return LayerCodec(BeforeRotary(of_keys, self.rotary), of_values)
 
-    def _codec(self, x: torch.Tensor, bits: str, centred: bool) -> PerToken:
+    def _codec(self, x: torch.Tensor, bits: str, centred: bool, ends: NDArray[np.float64] | None) -> PerToken:
         import torch
 
         from wq_cli.blocks import TokenQuantizer, gather
@@ -137,7 +162,7 @@ class SkvqCoding(Coding):
         count = width // options.group
         quantizer = TokenQuantizer(
             group=width if options.reorder else options.group,
-            groups=alike(visual, count) if options.reorder and count > 1 else None,
+            groups=alike(visual, count, ends) if options.reorder and count > 1 else None,
             clip=options.clip,
             clip_about=options.clip_about,
             dtype=torch.float8_e4m3fn if options.fp8 else torch.float16,
@@ -148,8 +173,13 @@ class SkvqCoding(Coding):
         return PerToken(1, quantizer, LEVELS[bits])
 
 
-def alike(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Group of each channel by the ends of its range, [B, Hkv, T, D] to uint8 [Hkv, D].
+def alike(x: torch.Tensor, count: int, ends: NDArray[np.float64] | None = None) -> torch.Tensor:
+    """Group of each channel by the ends of its range, uint8 [Hkv, D].
+
+    Args:
+        x: Keys or values, [B, Hkv, T, D].
+        count: Groups.
+        ends: Lowest and highest value of each channel, [Hkv * D, 2]; None takes those of x.
 
     Raises:
         UsageError: More groups than a byte can tell apart.
@@ -158,9 +188,11 @@ def alike(x: torch.Tensor, count: int) -> torch.Tensor:
 
     if count > 256:
         raise UsageError(f"`skvq` would have {count} groups of channels, 256 can be told apart", "raise `group`")
-    ends = torch.stack([x.amin(dim=(0, 2)), x.amax(dim=(0, 2))], dim=-1)
-    labels = k_means(ends.flatten(0, 1).double().cpu().numpy(), count)
-    return torch.from_numpy(labels).to(torch.uint8).view(ends.shape[:2]).to(x.device)
+    if ends is None:
+        found = torch.stack([x.amin(dim=(0, 2)), x.amax(dim=(0, 2))], dim=-1)
+        ends = found.flatten(0, 1).double().cpu().numpy()
+    labels = torch.from_numpy(k_means(ends, count))
+    return labels.to(torch.uint8).view(x.shape[1], x.shape[3]).to(x.device)
 
 
 def searched_clip(quantizer: TokenQuantizer, x: torch.Tensor, levels: int) -> torch.Tensor:
