@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.pipeline import Listener
     from wq_cli.profile import Profile
-    from wq_cli.results import ModelResult, VideoResult
+    from wq_cli.results import BenchRow, ModelResult, VideoResult
 
 # What is compared when nothing is named: the baseline, WindowQuant, its controls, and uniform widths of the same codec.
 DEFAULT_POLICIES = ("fp16", "windowquant", "random", "rtn8", "rtn4", "rtn2")
@@ -67,33 +67,18 @@ def run(
         WqError: Anything the user can fix.
     """
     from wq_cli.bench import peers
-    from wq_cli.policies import beside_others, check
+    from wq_cli.policies import check
 
     for name in policies:
         check(name)
     with pipeline.backend(settings):
         subject = open_subject(video, prompt, settings, listener, random_weights)
         prompts = [subject.prompt] * batch
-        reference: Measurement | None = None
-        rows = []
-        for name in dict.fromkeys((FULL, *policies)):
-            listener.stage(name)
-            generation = Generation(max_new_tokens=decode_tokens + 1)
-            quantization = beside_others(settings.quantization, name)
-            made = measure(
-                subject.model,
-                prompts,
-                replace(settings, quantization=quantization, generation=generation),
-                fidelity_tokens,
-                reference,
-                subject.sensitivity,
-            )
-            reference = reference or made
-            if name in policies:
-                rows.append(made.row)
+        settings = replace(settings, generation=Generation(max_new_tokens=decode_tokens + 1))
+        rows, reference = _policy_rows(subject, prompts, settings, listener, policies, fidelity_tokens)
         notices = list(subject.notices)
         versions = made_with(subject.model)
-        if with_peers and reference:
+        if with_peers:
             beside, left_out = peers.rows(
                 subject.model, prompts, decode_tokens=decode_tokens, reference=reference, on_peer=listener.stage
             )
@@ -115,6 +100,25 @@ def run(
         date=date.today().isoformat(),
         notices=tuple(notices),
     )
+
+
+def _policy_rows(
+    subject: Subject,
+    prompts: list[Prompt],
+    settings: Settings,
+    listener: Listener,
+    policies: Sequence[str],
+    fidelity_tokens: int,
+) -> tuple[list[BenchRow], Measurement]:
+    """Rows of the policies, and the full-precision measurement that they are compared with."""
+    from wq_cli.policies import beside_others
+
+    made: dict[str, Measurement] = {}
+    for name in dict.fromkeys((FULL, *policies)):
+        listener.stage(name)
+        changed = replace(settings, quantization=beside_others(settings.quantization, name))
+        made[name] = measure(subject.model, prompts, changed, fidelity_tokens, made.get(FULL), subject.sensitivity)
+    return [made[name].row for name in dict.fromkeys(policies)], made[FULL]
 
 
 @dataclass(frozen=True)
