@@ -22,7 +22,7 @@ from wq_cli.policies.options import Options
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wq_cli.codecs import LayerCodec
+    from wq_cli.codecs import Coding
     from wq_cli.placement import VisualTokens
 
 
@@ -58,7 +58,7 @@ class Kivi(Policy):
         self._old_keys = int((ends < length - length % residual).sum())
         self._old_values = int((ends < length - residual).sum())
 
-    def coding(self) -> LayerCodec:
+    def coding(self) -> Coding:
         from wq_cli.blocks import TokenQuantizer
         from wq_cli.codecs import ChannelInWindow, LayerCodec, PerToken
 
