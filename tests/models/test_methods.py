@@ -17,8 +17,8 @@ from tiny_qwen_vl import qwen_vl
 from wq_cli import decoding, engine, policies
 from wq_cli.cache import WindowCache
 from wq_cli.config import Generation, Quantization
-from wq_cli.errors import WqError
-from wq_cli.measurements import channel_ranges
+from wq_cli.errors import UsageError, WqError
+from wq_cli.measurements import RANGES, channel_ranges
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
 from wq_cli.placement import VisualTokens
@@ -245,6 +245,23 @@ def test_told_clusters_are_those_of_the_numbers(model: VideoModel, prompts: list
 def test_numbers_of_something_else_are_refused(name: str) -> None:
     with pytest.raises(WqError, match="incomplete"):
         policies.create(settings(f"{name}:calibrated=on")).told({"key_low": [[0.0]]})
+
+
+@pytest.mark.parametrize("spec", ["skvq:group=8:calibrated=on", "smoothquant:group=32:calibrated=on"])
+def test_numbers_of_another_model_are_refused(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    policy = policies.create(settings(spec))
+    policy.told({name: [[1.0] * 24] * 3 for name in RANGES})
+    request = engine.prepare(model, prompts[:1], policy.settings, room=8, policy=policy)
+    with pytest.raises(WqError, match="told of 24 channels, the model has 32"):
+        engine.prefill(model, request)
+
+
+@pytest.mark.parametrize(
+    "spec", ["skvq:group=24:reorder=off:clip_search=on", "rtn2:axes=token:group=24", "smoothquant:group=5"]
+)
+def test_groups_that_do_not_fit_the_heads_are_refused(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    with pytest.raises(UsageError, match="no whole number of groups"):
+        prefilled(model, prompts[:1], spec)
 
 
 @pytest.mark.parametrize("spec", ["smoothquant:group=32", "skvq:group=8", "akvq-vl"])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LEVELS = {"4": 16, "2": 4, "1.5": 3}
 WIDTHS = {"4": 4, "2": 2, "1.5": 2}  # in plans, whose widths are whole
 ENDS = ("key_low", "key_high", "value_low", "value_high")
+REMEASURE = "again: `wq calibrate --policy skvq`"
 RESTARTS, STEPS = 10, 100
 CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7)
 SEARCH_TOKENS = 1024
@@ -100,7 +101,7 @@ class Skvq(Policy):
         """
         ends = [np.array(numbers.get(name, []), dtype=np.float64) for name in ENDS]
         if any(side.ndim != 2 for side in ends):
-            raise WqError("what was measured for `skvq` is incomplete", "again: `wq calibrate --policy skvq`")
+            raise WqError("what was measured for `skvq` is incomplete", REMEASURE)
         self._measured = np.stack(ends, axis=-1).reshape(*ends[0].shape, 2, 2)
 
     def begin(self, visual: VisualTokens, decoder: Any) -> None:
@@ -160,6 +161,10 @@ class SkvqCoding(Coding):
         visual = gather(x, self.visual.to(x.device).positions)
         width = x.shape[1] * x.shape[3]
         count = width // options.group
+        if not options.reorder and width % options.group:
+            raise UsageError(f"{width} channels are no whole number of groups of {options.group}", "change `group`")
+        if ends is not None and len(ends) != width:
+            raise WqError(f"`skvq` was told of {len(ends)} channels, the model has {width}", REMEASURE)
         quantizer = TokenQuantizer(
             group=width if options.reorder else options.group,
             groups=alike(visual, count, ends) if options.reorder and count > 1 else None,

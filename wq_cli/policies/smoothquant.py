@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAXIMA = ("key_max", "value_low", "value_high", "query_max")
 MIN_SCALE = 1e-5
+REMEASURE = "again: `wq calibrate --policy smoothquant`"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class SmoothQuant(Policy):
         """
         found = {name: np.abs(np.array(numbers.get(name, []), dtype=np.float64)) for name in MAXIMA}
         if any(rows.ndim != 2 for rows in found.values()):
-            raise WqError("what was measured for `smoothquant` is incomplete", "`wq calibrate --policy smoothquant`")
+            raise WqError("what was measured for `smoothquant` is incomplete", REMEASURE)
         value_max = np.maximum(found["value_low"], found["value_high"])
         self._measured = np.stack([found["key_max"], value_max, found["query_max"]], axis=1)
 
@@ -106,6 +107,9 @@ class SmoothQuant(Policy):
         of_query, of_weight = (x.unflatten(0, (keys.shape[1], -1)).amax(dim=1) for x in (queries, weights))
         if self._measured is None:
             return keys.abs().amax(dim=(0, 2)), values.abs().amax(dim=(0, 2)), of_query, of_weight
+        if self._measured.shape[2] != of_query.numel():
+            channels = f"{self._measured.shape[2]} channels, the model has {of_query.numel()}"
+            raise WqError(f"`smoothquant` was told of {channels}", REMEASURE)
         return *(of_query.new_tensor(row).view_as(of_query) for row in self._measured[layer]), of_weight
 
 
