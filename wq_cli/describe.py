@@ -51,6 +51,9 @@ def windows(
     size = settings.window
     count = len(visual.frames) // size
     last = len(clip.frames) - 1
+    # Methods with rules of their own may quantize it all the same.
+    widths = {int(bits[0]) for plan in plans for bits in (plan.key_bits, plan.value_bits) if count}
+    first_is_fixed = settings.fixed_first_window and widths <= {FULL_PRECISION}
     rows = []
     for index in range(-(-len(visual.frames) // size)):
         tail = index >= count
@@ -60,7 +63,7 @@ def windows(
         rows.append(
             WindowResult(
                 index=index,
-                role="tail" if tail else "first" if index == 0 and settings.fixed_first_window else "scored",
+                role="tail" if tail else "first" if index == 0 and first_is_fixed else "scored",
                 tokens=min(size, len(visual.frames) - index * size),
                 first_frame=int(frames[0]),
                 last_frame=last_frame,

@@ -6,6 +6,7 @@ import gc
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from tiny_models import llava_onevision
 from tiny_qwen_vl import qwen_vl
 
-from wq_cli import decoding, engine, policies
+from wq_cli import decoding, describe, engine, policies
 from wq_cli.cache import WindowCache
 from wq_cli.config import Generation, Quantization
 from wq_cli.errors import UsageError, WqError
@@ -276,6 +277,20 @@ def test_memory_comes_back_at_once(model: VideoModel, prompts: list[Prompt], spe
         assert cache() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("spec", "role"), [("windowquant", "first"), ("rtn2", "first"), ("vidkv", "scored")])
+def test_a_first_window_that_is_quantized_has_no_role_of_its_own(
+    model: VideoModel, prompts: list[Prompt], spec: str, role: str
+) -> None:
+    request = engine.prepare(model, prompts[:1], settings(spec), room=8)
+    plans = engine.prefill(model, request).plans
+    tokens = int(prompts[0].visual_mask.sum())
+    clip = SimpleNamespace(frames=np.zeros((37, 1, 1, 3)), span_seconds=np.zeros((37, 2)))
+    visual = SimpleNamespace(frames=np.arange(tokens) * 37 // tokens, frames_per_token=1)
+    rows = describe.windows(clip, visual, request.found, plans, settings(spec))  # type: ignore[arg-type]
+    assert rows[0].role == role
+    assert (set(rows[0].key_bits) == {16}) == (role == "first")
 
 
 def test_every_policy_can_be_made() -> None:
