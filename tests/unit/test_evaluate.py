@@ -47,14 +47,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, model: Path, *, mode: Any = "likelihood", tokens: int = 4, **how: Any) -> EvalResult:
+def run(
+    folder: Path,
+    model: Path,
+    *,
+    mode: Any = "likelihood",
+    tokens: int = 4,
+    names: tuple[str, ...] | list[str] = ("windowquant", "rtn2"),
+    **how: Any,
+) -> EvalResult:
     settings = Settings(
         Sampling(frames=16),
         Quantization(window=16),
         Generation(max_new_tokens=tokens),
         Runtime(profile="demo", model=str(model), device="cpu", dtype="float32", backend="torch"),
     )
-    rows = variants(settings.quantization, ["windowquant", "rtn2"], (15.0, 20.0))
+    rows = variants(settings.quantization, names, (15.0, 20.0))
     with Listener(Screen(quiet=True)) as listener:
         return evaluate(settings, listener, Questions("nextqa", folder, mode=mode), rows, **how)
 
@@ -153,6 +161,16 @@ def test_a_record_of_another_run_is_left_alone(folder: Path, model_folder: Path)
     run(folder, model_folder, record=record)
     with pytest.raises(WqError, match="another run: its `answer_tokens`"):
         run(folder, model_folder, record=record, tokens=5)
+
+
+def test_policies_that_were_told_nothing_of_the_model(folder: Path, model_folder: Path) -> None:
+    """Named, they are an error before any question is asked; of all policies they are left out."""
+    asked = ["kvtuner", "rtn2", "kvmix"]
+    with pytest.raises(WqError, match="`kvtuner` needs what was measured"):
+        run(folder, model_folder, names=asked)
+    result = run(folder, model_folder, names=asked, leave_out=True)
+    assert [row.label for row in result.rows] == ["fp16", "rtn2"]
+    assert [notice.split("`")[1] for notice in result.notices[:2]] == ["kvtuner", "kvmix"]
 
 
 def test_letters_are_generated_through_the_cache(folder: Path, model_folder: Path) -> None:

@@ -9,12 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wq_cli import describe, pipeline, policies, room, suites
+from wq_cli import describe, offline, pipeline, policies, room, suites
 from wq_cli.bench import FULL, made_with, open_model
 from wq_cli.bench.record import Record
 from wq_cli.bench.scoring import TEMPLATES, Scorer, prompt_text, row
 from wq_cli.config import AnswerMode, Quantization, Settings
 from wq_cli.errors import DeviceError, WqError
+from wq_cli.policies.options import name_of
 from wq_cli.results import EvalResult, SkippedResult
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def evaluate(
     *,
     record: Path | None = None,
     command: str = "eval",
+    leave_out: bool = False,
 ) -> EvalResult:
     """Variants of the cache over the questions of a suite, each question read through the packed cache.
 
@@ -61,6 +63,7 @@ def evaluate(
         rows: Settings by label, the full-precision reference first.
         record: File of JSON lines to fill, or to go on from.
         command: What the result is called.
+        leave_out: Go on without the rows whose policies lack what they need of the model; a notice tells them.
 
     Raises:
         WqError: Anything the user can fix.
@@ -74,6 +77,10 @@ def evaluate(
     with pipeline.backend(settings):
         opened = open_model(settings, listener)
         model, sensitivity = opened.model, opened.sensitivity
+        unusable = dict(_unusable(model, rows))
+        if unusable and not leave_out:
+            raise next(iter(unusable.values()))
+        rows = {label: row_settings for label, row_settings in rows.items() if label not in unusable}
         conditions = {
             "command": command,
             "suite": asked.suite,
@@ -114,8 +121,18 @@ def evaluate(
         versions=made_with(model),
         date=date.today().isoformat(),
         skipped=skips,
-        notices=tuple(_notices(skips)),
+        notices=(*(f"{error.message}: left out" for error in unusable.values()), *_notices(skips)),
     )
+
+
+def _unusable(model: VideoModel, rows: Mapping[str, Quantization]) -> Iterator[tuple[str, WqError]]:
+    """Rows whose policies were told nothing of this model, and what they say."""
+    for label, settings in rows.items():
+        if policies.create(settings).needs_numbers:
+            try:
+                offline.read(model.profile, name_of(settings.policy), model.text_config.num_hidden_layers)
+            except WqError as error:
+                yield label, error
 
 
 def _ask_all(

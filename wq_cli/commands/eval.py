@@ -90,7 +90,7 @@ def evaluate(
     asked = suites.Questions(suite, folder, questions, answer)
     rows = measuring.variants(quantization, names, bits or ())
     with Listener(screen) as listener:
-        result = measuring.evaluate(settings, listener, asked, rows, record=record)
+        result = measuring.evaluate(settings, listener, asked, rows, record=record, leave_out=policies is None)
     if plot:
         from wq_cli.report.files import write
         from wq_cli.report.front import draw_front
