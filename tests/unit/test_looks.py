@@ -11,9 +11,9 @@ from tiny_models import llava_onevision
 
 from wq_cli.bench.ablations import ABLATIONS
 from wq_cli.bench.looks import attention_of_windows
-from wq_cli.calibration import sensitivity
 from wq_cli.commands.ablation import VARIANTS
 from wq_cli.config import Quantization
+from wq_cli.measurements import sensitivity
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
 
@@ -67,7 +67,7 @@ def test_layers_are_compared_by_their_streams(model: VideoModel, prompt: Prompt)
         streams = model.decoder(inputs_embeds=prompt.embeds[None], output_hidden_states=True).hidden_states
     for hook in hooks:
         hook.remove()
-    for found, before, attention in zip(sensitivity(model, prompt), streams[:3], outputs, strict=True):
+    for found, before, attention in zip(sensitivity(model, prompt)["sensitivity"], streams[:3], outputs, strict=True):
         cosine = torch.nn.functional.cosine_similarity(before.double(), before.double() + attention, dim=-1)
         assert found == pytest.approx(float(cosine.mean().clamp(0, 1)), abs=1e-5)
 
