@@ -163,10 +163,11 @@ python docs/benchmarks/video.py --repeats {repeats}
 ```
 
 {frames} frames of 1920x1080 H.264 at {fps} per second, spread over the clip; key pictures every second (dense) or \
-every four (sparse). Seconds from opening the file to RGB in memory, medians of {repeats}: on the clock, and of \
-processor time in parentheses. Peak memory above what imports take; the frames themselves are {frames_mib:.0f} MiB. \
-{cpus} CPU cores, shared: load average {load_average[0]} to {load_average[1]}, which the clock shows and the processor \
-time hardly. {date}; {versions}.
+every four (sparse). In the dense clips each frame asked for happens to be a key picture, in the sparse ones it lies \
+one to three seconds behind one. Seconds from opening the file to RGB in memory, medians of {repeats}: on the clock, \
+and of processor time in parentheses. Peak memory above what imports take; the frames themselves are \
+{frames_mib:.0f} MiB. {cpus} CPU cores, shared: load average {load_average[0]} to {load_average[1]}, which the clock \
+shows and the processor time hardly. {date}; {versions}.
 
 """
 
