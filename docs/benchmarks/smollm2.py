@@ -36,7 +36,7 @@ ANSWER_TOKENS = 8
 KV_DTYPE: Dtype = "float16"
 POLICIES = (
     *("windowquant", "random", "cocktail", "rtn2", "rtn4", "kivi", "kivi:bits=4", "kvtuner:pairs=k4v2"),
-    *(f"focus:bits={bits}" for bits in (2.5, 3.25, 4.25, 5.5)),
+    *(f"focus:bits={bits}" for bits in (2.5, 3.25, 3.45, 4.25, 5.5)),
     "focus:relevance=similarity",
 )
 
