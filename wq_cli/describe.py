@@ -46,7 +46,7 @@ def windows(
         visual: Its tokens.
         found: Scores.
         plans: One per layer.
-        settings: With the window size.
+        settings: Those of the policy, with the window size.
     """
     size = settings.window
     count = len(visual.frames) // size
@@ -159,7 +159,7 @@ def notices(clip: Clip, is_demo: bool, rows: Sequence[WindowResult]) -> Iterator
         yield DEMO_NOTICE
     yield from clip.notices
     scored = [row for row in rows if row.role == "scored" and row.similarity is not None]
-    if any(row.relevance is None for row in scored):
+    if scored and all(row.relevance is None for row in scored):
         why = "score alike" if len(scored) > 1 else "are too few to compare"
         yield f"the windows {why}, so all of them get the middle width"
 

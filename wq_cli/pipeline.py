@@ -106,7 +106,8 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
     state = engine.prefill(model, request, lambda layer: listener.advance())
     if generation.question_after_cache:
         engine.ask_through_cache(model, state, [prompt])
-    rows = describe.windows(loaded.clip, loaded.visual, request.found, state.plans, quantization)
+    settled = request.policy.settings  # a policy may have windows of its own
+    rows = describe.windows(loaded.clip, loaded.visual, request.found, state.plans, settled)
     visual_tokens = len(loaded.visual.embeds)
     result = AskResult(
         command="ask",
@@ -118,7 +119,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         layers=describe.layers(request.policy, state.plans, state.sensitivity),
         visual_tokens=visual_tokens,
         text_tokens=len(prompt.embeds) - visual_tokens,
-        window_size=quantization.window,
+        window_size=settled.window,
         memory=describe.memory(state, model),
         timing=TimingResult(
             load_ms=loaded.load_ms,
@@ -184,7 +185,8 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
 def inspect(video: str, prompts: list[str], settings: Settings, listener: Listener) -> tuple[InspectResult, Clip]:
     """The map of a video for some prompts: scores and bits of every window, without an answer.
 
-    Sensitivities that the profile does not have are measured in a prefill of the first prompt.
+    Sensitivities that the profile does not have are measured in a prefill of the first prompt; a policy that looks at
+    queries has one for each prompt.
 
     Returns:
         The map, and the clip for its thumbnails.
@@ -214,13 +216,15 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
             model, [prompt], quantization, room=settings.generation.max_new_tokens, sensitivity=calibrated
         )
         policy, count = request.policy, len(request.cache.layers)
-        if sensitivity is None and policy.needs_sensitivity:
+        if policy.needs_queries or (policy.needs_sensitivity and sensitivity is None):
             listener.stage("prefill", count)
-            sensitivity = engine.prefill(model, request, lambda layer: listener.advance()).sensitivity
-        known = sensitivity or [None] * count
-        plans = [policy.plan_layer(layer, request.found.relevance, known[layer]) for layer in range(count)]
-        rows.append(describe.windows(loaded.clip, loaded.visual, request.found, plans, quantization))
-        layers = layers or describe.layers(policy, plans, known)
+            state = engine.prefill(model, request, lambda layer: listener.advance())
+            plans, sensitivity = state.plans, state.sensitivity
+        else:
+            known = sensitivity or [None] * count
+            plans = [policy.plan_layer(layer, request.found.relevance, known[layer]) for layer in range(count)]
+        rows.append(describe.windows(loaded.clip, loaded.visual, request.found, plans, policy.settings))
+        layers = layers or describe.layers(policy, plans, sensitivity or [None] * count)
     return InspectResult(
         command="inspect",
         video=describe.video(loaded.clip),
@@ -230,7 +234,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         windows=tuple(rows),
         layers=layers,
         visual_tokens=len(loaded.visual.embeds),
-        window_size=quantization.window,
+        window_size=policy.settings.window,
         notices=(
             *describe.notices(loaded.clip, loaded.is_demo, rows[0]),
             *describe.unknown_words(model, prompts),

@@ -133,6 +133,15 @@ def test_inspect_scores_each_prompt(files: dict[str, str], settings: Settings) -
     assert [w.key_bits for w in result.windows[0]] == [w.key_bits for w in asked.windows]
 
 
+def test_a_policy_with_windows_of_its_own_has_one_map(files: dict[str, str], settings: Settings) -> None:
+    focus = replace(settings, quantization=Quantization("focus:window=16", window=8))
+    asked = pipeline.ask(files["mp4"], "a dog", focus, Recorder())
+    assert asked.window_size == 16 and [w.tokens for w in asked.windows] == [*[16] * 10, 1]
+    assert not any("middle width" in notice for notice in asked.notices)
+    result, _ = pipeline.inspect(files["mp4"], ["what moves left", "a dog"], focus, Recorder())
+    assert result.windows[1] == asked.windows  # bits follow attention, which only a prefill tells
+
+
 def test_memory_budget_bounds_the_cache(files: dict[str, str], settings: Settings) -> None:
     least = pipeline.ask(files["mp4"], "a dog", replace(settings, quantization=Quantization("rtn2", 8)), Recorder())
     budget = least.memory.kv_bytes + 4000
