@@ -152,15 +152,43 @@ def test_a_record_of_another_run_is_left_alone(folder: Path, model_folder: Path)
         ("[1, 2]\n", "is no record of `wq eval`"),
         ("not JSON\n", "is no record of `wq eval`"),
         ('{"suite": "mvbench"}\n', "is the record of another run: its `command`"),
+        ("notes without an end of line", "is no record of `wq eval`"),
+        ("[" * 100_000 + "\n", "is no record of `wq eval`"),
+        ("\udcff\n", "is no record of `wq eval`"),
     ):
-        record.write_text(text)
+        record.write_text(text, errors="surrogateescape")
         with pytest.raises(WqError, match=message):
             run(folder, model_folder, record=record)
-        assert record.read_text() == text
+        assert record.read_text(errors="surrogateescape") == text
     record.unlink()
     run(folder, model_folder, record=record)
     with pytest.raises(WqError, match="another run: its `answer_tokens`"):
         run(folder, model_folder, record=record, tokens=5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"answers": {}},
+        {"family": ["a"]},
+        {"answers": lambda answers: {name: answer | {"kl": "low"} for name, answer in answers.items()}},
+    ],
+)
+def test_an_edited_record_is_none(folder: Path, model_folder: Path, change: dict[str, Any]) -> None:
+    record = folder / "record.jsonl"
+    run(folder, model_folder, record=record)
+    header, *lines = lines_of(record)
+    edited = {key: made(lines[0][key]) if callable(made) else made for key, made in change.items()}
+    record.write_text("".join(json.dumps(line) + "\n" for line in (header, lines[0] | edited)))
+    before = record.read_bytes()
+    with pytest.raises(WqError, match="is no record of `wq eval`"):
+        run(folder, model_folder, record=record)
+    assert record.read_bytes() == before
+
+
+def test_a_device_that_never_ends_is_not_read(folder: Path, model_folder: Path) -> None:
+    with pytest.raises(WqError, match="cannot write `/dev/full`: no space left"):
+        run(folder, model_folder, record=Path("/dev/full"))
 
 
 def test_policies_that_were_told_nothing_of_the_model(folder: Path, model_folder: Path) -> None:

@@ -71,13 +71,18 @@ def test_egoschema_asks_what_has_an_answer(tmp_path: Path) -> None:
         options = {f"option {number}": f"C does {number}" for number in range(5)}
         return {"q_uid": uid, "google_drive_id": "x", "question": f"what of {uid}?", **options, **changes}
 
-    entries = [entry("aa"), entry("bb"), entry("cc"), entry("dd", question="")]
+    halves = entry("ff", question="what\ud800?")
+    entries = [entry("aa"), entry("bb"), entry("cc"), entry("dd", question=""), 7, entry("ee"), halves]
     (tmp_path / "questions.json").write_text(json.dumps(entries))
-    (tmp_path / "subset_answers.json").write_text(json.dumps({"aa": 3, "cc": 0, "dd": 0}))
-    video(tmp_path / "videos" / "aa.mp4")
+    answers = {"aa": 3, "cc": 0, "dd": 0, "": 1, "ee": 1.0, "ff": 1}
+    (tmp_path / "subset_answers.json").write_text(json.dumps(answers))
+    for name in ("aa", "ee", "ff"):
+        video(tmp_path / "videos" / f"{name}.mp4")
     items, skipped = loaded("egoschema", tmp_path)
     assert [(i.id, i.question, i.answer) for i in items] == [("aa", "what of aa?", "C does 3")]
-    assert skipped == {"cc": "there is no video `cc`", "dd": "its entry is damaged"}
+    damaged = "its entry is damaged"
+    text = "its text is damaged"
+    assert skipped == {"cc": "there is no video `cc`", "dd": damaged, "ee": damaged, "ff": text}
 
 
 def test_mvbench_takes_the_stretch_that_is_asked_about(tmp_path: Path) -> None:
@@ -191,6 +196,7 @@ def test_questions_of_a_clip_come_together_and_a_seed_draws_some(tmp_path: Path)
         ("mvbench", {}, "holds no `json/action_sequence.json`"),
         ("milebench", {"GPR/GPR.json": "{}"}, "has no `meta_data`"),
         ("milebench", {}, "holds no task of MileBench"),
+        ("egoschema", {"questions.json": "[" * 100_000, "subset_answers.json": "{}"}, "`.*questions.json` cannot be"),
     ],
 )
 def test_a_folder_in_another_format_is_one_line(
@@ -214,3 +220,9 @@ def test_suites_and_their_folders(tmp_path: Path) -> None:
             suites.load(suites.Questions(name, folder, 1), 0)
     with pytest.raises(WqError, match="there is no folder"):
         suites.load(suites.Questions("mvbench", tmp_path / "nowhere"), 0)
+    (tmp_path / "file").touch()
+    for name in suites.NAMES[1:]:
+        with pytest.raises(WqError):
+            suites.load(suites.Questions(name, tmp_path / "file"), 0)
+    with pytest.raises(UsageError, match="`--questions 10000000` is above"):
+        suites.load(suites.Questions(count=10**7), 0)

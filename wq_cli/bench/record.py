@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from wq_cli.bench.scoring import Scored
 from wq_cli.errors import WqError
+from wq_cli.report import files
 
 # May differ between the runs that fill one record.
 _FREE = ("date",)
@@ -35,25 +37,27 @@ class Record:
         if path is None:
             return
         try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            if whole:
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            if lines:
+                whole = [line for line in lines if line.endswith(b"\n")]
                 self._take_up(path, whole, header)
                 if whole != lines:  # a run was cut in the middle of its last line
-                    path.write_text("".join(whole), encoding="utf-8")
+                    os.truncate(path, sum(map(len, whole)))
             else:
-                path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+                files.write(path, f"{json.dumps(header)}\n".encode())
         except OSError as error:
             raise WqError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
 
-    def _take_up(self, path: Path, lines: list[str], header: dict[str, Any]) -> None:
+    def _take_up(self, path: Path, lines: list[bytes], header: dict[str, Any]) -> None:
         try:
             before = json.loads(lines[0])
             different = [key for key in (*header, *before) if key not in _FREE and header.get(key) != before.get(key)]
             if not different:
                 found = [Scored.of_json(json.loads(line)) for line in lines[1:]]
+                if any(question.answers.keys() != header["variants"].keys() for question in found):
+                    raise ValueError("a question without the answer of every variant")
                 self.scored = {question.id: question for question in found}
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise WqError(f"`{path}` is no record of `wq eval`", "give another file") from None
         if different:
             raise WqError(

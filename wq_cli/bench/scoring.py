@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +86,30 @@ class Scored:
 
     @classmethod
     def of_json(cls, line: dict[str, Any]) -> Scored:
-        """Back from a line of the record."""
+        """Back from a line of the record.
+
+        Raises:
+            KeyError, TypeError, AttributeError: The line holds something else.
+        """
         sequences = {name: tuple(line[name]) for name in ("options", "pts_seconds", "reference_ids")}
         answers = {name: Answer(**answer) for name, answer in line["answers"].items()}
-        return cls(**(line | sequences | {"answers": answers}))
+        scored = cls(**(line | sequences | {"answers": answers}))
+        _check_types(scored)
+        for answer in answers.values():
+            _check_types(answer)
+        return scored
+
+
+def _check_types(part: Scored | Answer) -> None:
+    """
+    Raises:
+        TypeError: A number or a text is something else.
+    """
+    kinds = {"int": int, "float": int | float, "str": str}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if not isinstance(value, kinds.get(str(field.type), object)):
+            raise TypeError(f"`{field.name}` is no {field.type}")
 
 
 def prompt_text(item: Item, mode: AnswerMode) -> str:

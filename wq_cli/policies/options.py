@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -46,6 +47,8 @@ def parse(kind: type[OptionsType], spec: str) -> OptionsType:
             raise UsageError(f"policy `{name}` has no options")
         if key not in types:
             raise unknown_name(f"option of `{name}`", key, types)
+        if key in values:
+            raise UsageError(f"`{key}` is given twice in `{spec}`")
         values[key] = _value(spec, key, text.strip(), types[key])
     return kind(**values)
 
@@ -64,7 +67,10 @@ def _value(spec: str, key: str, text: str, kind: Any) -> Any:
             raise UsageError(f"`{key}={text}` in `{spec}` is not possible", f"one of {', '.join(known)}")
         return known[text]
     try:
-        return kind(text)
-    except ValueError:
+        value = kind(text)
+        if not math.isfinite(value):
+            raise ValueError
+        return value
+    except (ValueError, OverflowError):
         expected = "whole number" if kind is int else "number"
         raise UsageError(f"`{key}={text}` in `{spec}` is not a {expected}") from None

@@ -20,12 +20,11 @@ def items(folder: Path) -> Iterator[Item | Skipped]:
     answers = json_of(annotation(path.parent, "subset_answers.json"), dict)
     videos = videos_below(path.parent)
     for entry in json_of(path, list):
-        name = str(entry.get("q_uid")) if isinstance(entry, dict) else ""
-        if name not in answers:
+        if not isinstance(entry, dict) or (name := str(entry.get("q_uid"))) not in answers:
             continue
         options = tuple(str(entry.get(option, "")) for option in OPTIONS)
         question, right = entry.get("question"), answers[name]
-        if not question or not all(options) or right not in range(5):
+        if not question or not all(options) or not isinstance(right, int) or right not in range(5):
             yield Skipped(name, "its entry is damaged")
         elif name not in videos:
             yield Skipped(name, f"there is no video `{name}`")

@@ -133,9 +133,20 @@ def split(found: Iterable[Item | Skipped]) -> tuple[list[Item], list[Skipped]]:
     for item in found:
         if isinstance(item, Skipped):
             skipped.append(item)
+        elif not _is_unicode(item.question, *item.options):
+            skipped.append(Skipped(item.id, "its text is damaged"))
         else:
             by_clip.setdefault(item.clip, []).append(item)
     return [item for items in by_clip.values() for item in items], skipped
+
+
+def _is_unicode(*texts: str) -> bool:
+    """Whether no text holds half a surrogate pair, which JSON may and no tokenizer takes."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def drawn(items: list[Item], questions: int | None, seed: int) -> list[Item]:
@@ -185,7 +196,7 @@ def json_of(path: Path, kind: type) -> Any:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WqError(f"`{path}` cannot be read: {error}") from error
     if not isinstance(found, kind):
         raise WqError(f"`{path}` holds no {'list' if kind is list else 'object'}")

@@ -24,7 +24,8 @@ def items(folder: Path) -> Iterator[Item | Skipped]:
     Raises:
         WqError: No task is there, or a file is damaged as a whole.
     """
-    tasks = sorted(path for path in folder.iterdir() if (path / f"{path.name}.json").is_file())
+    inside = folder.iterdir() if folder.is_dir() else ()
+    tasks = sorted(path for path in inside if (path / f"{path.name}.json").is_file())
     if not tasks:
         raise WqError(f"`{folder}` holds no task of MileBench", "a task is a folder `TASK` with `TASK.json` in it")
     for task in tasks:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wq_cli.config import Limits
+from wq_cli.errors import UsageError
 from wq_cli.suites.item import Item, Pictures
 
 if TYPE_CHECKING:
     from wq_cli.scenes.world import World
 
 DEFAULT_QUESTIONS = 200
+# Worlds are made before the first question is asked, about a thousand questions a second.
+MOST_QUESTIONS = 100_000
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,10 @@ def items(questions: int, seed: int) -> Iterator[Item]:
     """Questions of `wq_cli.scenes.suite`.
 
     Raises:
-        UsageError: No such seed.
+        UsageError: No such seed, or more questions than anyone waits for.
     """
+    if questions > MOST_QUESTIONS:
+        raise UsageError(f"`--questions {questions}` is above {MOST_QUESTIONS}")
     from wq_cli.scenes.suite import specifications
 
     for number, (world, asked) in enumerate(specifications(questions, seed)):
