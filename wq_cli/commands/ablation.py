@@ -98,6 +98,8 @@ def _run(name: str, settings: Settings, listener: Listener, asked: suites.Questi
 
 
 def _show(screen: Screen, result: AblationResult | CurveResult | InspectResult) -> None:
+    from rich.text import Text
+
     from wq_cli.report import comparison, curves, heatmap
     from wq_cli.report.format import glyphs_for
     from wq_cli.results import AblationResult, CurveResult
@@ -106,9 +108,9 @@ def _show(screen: Screen, result: AblationResult | CurveResult | InspectResult) 
     if isinstance(result, AblationResult):
         screen.result(comparison.eval_table(result.evaluation, width))
         screen.say("")
-        screen.say(comparison.eval_conditions(result.evaluation, glyphs_for(screen.stderr)))
+        screen.say(comparison.eval_conditions(result.evaluation, width, glyphs_for(screen.stderr)))
         theirs = "; ".join(f"{label} {figures}" for label, figures in result.paper.items())
-        screen.say(f"the paper ({result.source}): {theirs}")
+        screen.say(Text(f"the paper ({result.source}): {theirs}", style="dim"))
         for notice in result.evaluation.notices:
             screen.notice(notice)
     elif isinstance(result, CurveResult):

@@ -22,7 +22,7 @@ $ wq doctor
 $ wq doctor --device cuda:1 --json"""
 _PACKAGES = ("torch", "transformers", "triton", "torchvision", "av", "numpy", "pillow", "rich", "typer")
 _EXTRAS = ("accelerate", "bitsandbytes")
-_FITS = {"full": "yes", "4bit": "with --weights 4bit", "no": "no", None: "unknown"}
+_FITS = {"full": "yes", "4bit": "with 4bit", "no": "no", None: "unknown"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def doctor(*, runtime: Runtime, output: Output) -> None:
         screen.result(grid)
         screen.result("")
         screen.result(_fit_table(result.fits))
+        if any(row.fits == "4bit" for row in result.fits):
+            screen.say("with 4bit: it fits with `--weights 4bit`")
 
 
 def _fit_table(fits: tuple[ProfileFit, ...]) -> Table:

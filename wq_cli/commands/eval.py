@@ -100,6 +100,6 @@ def evaluate(
     if not output.json:
         screen.result(comparison.eval_table(result, screen.stdout.width))
         screen.say("")
-        screen.say(comparison.eval_conditions(result, glyphs_for(screen.stderr)))
+        screen.say(comparison.eval_conditions(result, screen.stdout.width, glyphs_for(screen.stderr)))
         for notice in result.notices:
             screen.notice(notice)

@@ -157,8 +157,8 @@ def eval_table(result: EvalResult, width: int) -> Table:
 _CHOSEN = {"likelihood": "the right option is the likeliest", "letter": "the answer names the right option"}
 
 
-def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
-    """What the figures hold for, and what the columns mean."""
+def eval_conditions(result: EvalResult, width: int, glyphs: Glyphs) -> Text:
+    """What the figures hold for, and what the columns mean that a table of this width has."""
     model = result.model
     versions = ", ".join([*(f"{name} {version}" for name, version in result.versions.items()), result.date])
     asked = f"{result.questions} questions on {result.clips} clips of {result.frames} frames, seed {result.seed}"
@@ -167,6 +167,7 @@ def eval_conditions(result: EvalResult, glyphs: Glyphs) -> Text:
         versions,
         f"accuracy: {_CHOSEN[result.answer]}, through the packed cache; standard errors clustered by clip",
         f"KL in nats to {REFERENCE} and share of equal likeliest tokens, over the {REFERENCE} answers",
-        "bits per visual element; KV: mean bytes of the cache; tokens/s: of the row's own answers",
+        "bits per visual element; KV: mean bytes of the cache"
+        + ("; tokens/s: of the row's own answers" if width >= _WIDE else ""),
     ]
     return Text("\n".join(lines), style="dim")
