@@ -123,6 +123,8 @@ class Quantization:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise UsageError(f"`--window {self.window}` is not positive")
+        if self.window >= 2**31:
+            raise UsageError(f"`--window {self.window}` is not in 1 to 2**31 - 1")
         if not 0 < self.alpha < float("inf"):
             raise UsageError(f"`--alpha {self.alpha}` is not positive")
         if self.bits is not None and self.kv_memory_bytes is not None:

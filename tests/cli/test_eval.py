@@ -34,6 +34,11 @@ from wq_cli.results import CurveResult
         ("bench ablation layers --suite nextqa", "`layers` looks at scenes of the demo world"),
         ("bench ablation scorer --questions -1", "`--questions -1` is below 1"),
         ("bench --frames 4 ablation scorer", "options of `ablation` come after its name"),
+        (f"bench --batch {10**20}", f"`--batch {10**20}` is above 1048576"),
+        (f"bench --fidelity-tokens {10**20}", "is above 1048576"),
+        (f"bench scaling --decode-tokens {10**20}", "is above 1048576"),
+        ("bench scaling --frames 2,99999", "a rendered scene has no 99999 frames"),
+        (f"bench --window {2**31}", "is not in 1 to 2**31 - 1"),
         ("bench nothing", "no such command `nothing`"),
     ],
 )

@@ -33,6 +33,7 @@ def test_defaults_and_every_type() -> None:
         ("a:bits=3", "`bits=3` in `a:bits=3` is not possible", "one of 2, 4"),
         ("a:fp8=yes", "`fp8=yes` in `a:fp8=yes` is not possible", "one of on, off"),
         ("a:residual=x", "`residual=x` in `a:residual=x` is not a whole number", ""),
+        ("a:residual=3000000000", "`residual=3000000000` in `a:residual=3000000000` is not below 2**31", ""),
         ("a:clip=nan", "`clip=nan` in `a:clip=nan` is not a number", ""),
         ("a:clip=1e999", "`clip=1e999` in `a:clip=1e999` is not a number", ""),
         ("a:residual=1:residual=2", "`residual` is given twice in `a:residual=1:residual=2`", ""),

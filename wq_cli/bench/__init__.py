@@ -19,6 +19,7 @@ import numpy as np
 from wq_cli import describe, pipeline
 from wq_cli.bench.measure import Measurement, measure
 from wq_cli.config import Generation, Settings
+from wq_cli.errors import UsageError
 from wq_cli.results import BenchResult
 
 if TYPE_CHECKING:
@@ -178,9 +179,11 @@ def _real(video: str | None, text: str, settings: Settings, listener: Listener) 
 def _render(path: Path, settings: Settings) -> None:
     """A scene long enough for the frames that are asked for."""
     from wq_cli import profile
-    from wq_cli.scenes.make import make
+    from wq_cli.scenes.make import LONGEST_SECONDS, make
 
     frames = settings.sampling.frames or profile.load(settings.runtime.profile).frames
+    if frames > LONGEST_SECONDS * SCENE_FPS:
+        raise UsageError(f"a rendered scene has no {frames} frames", "name a longer clip with `--video`")
     make(path, seed=SCENE_SEED, seconds=max(8.0, frames / SCENE_FPS), fps=SCENE_FPS, size=SCENE_SIZE)
 
 

@@ -54,6 +54,20 @@ Peers = Annotated[
 ]
 Plot = Annotated[Path | None, opt.option("--plot", panel=opt.OUTPUT, help="Draw the figures.", metavar="FILE")]
 
+# Beyond any machine, and small enough for PyTorch to say so.
+_MOST = 2**20
+
+
+def check_count(option: str, count: int, least: int = 1) -> None:
+    """
+    Raises:
+        UsageError: There are too few, or more than any machine has room for.
+    """
+    if count < least:
+        raise UsageError(f"`{option} {count}` is below {least}")
+    if count > _MOST:
+        raise UsageError(f"`{option} {count}` is above {_MOST}")
+
 
 @grouped
 def bench(
@@ -84,8 +98,7 @@ def bench(
         ("--decode-tokens", decode_tokens, 1),
         ("--fidelity-tokens", fidelity_tokens, 0),
     ):
-        if value < least:
-            raise UsageError(f"`{name} {value}` is below {least}")
+        check_count(name, value, least)
     names = None if policies is None else split_policies(policies)
     output.check(picture=plot, video=video)
 

@@ -13,7 +13,6 @@ from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_wholes
 from wq_cli.config import Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
-from wq_cli.errors import UsageError
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -47,9 +46,9 @@ def scaling(
     output: Output,
 ) -> None:
     """Measure policies while the video grows: time per token against KV size, memory against frames."""
-    for name, value in (("--frames", min(frames)), ("--batch", batch), ("--decode-tokens", decode_tokens)):
-        if value < 1:
-            raise UsageError(f"`{name} {value}` is below 1")
+    for name, values in (("--frames", frames), ("--batch", (batch,)), ("--decode-tokens", (decode_tokens,))):
+        for value in values:
+            bench.check_count(name, value)
     names = bench.split_policies(policies or "")
     output.check(picture=plot, video=video)
 

@@ -70,7 +70,9 @@ def _value(spec: str, key: str, text: str, kind: Any) -> Any:
         value = kind(text)
         if not math.isfinite(value):
             raise ValueError
-        return value
     except (ValueError, OverflowError):
         expected = "whole number" if kind is int else "number"
         raise UsageError(f"`{key}={text}` in `{spec}` is not a {expected}") from None
+    if kind is int and abs(value) >= 2**31:
+        raise UsageError(f"`{key}={text}` in `{spec}` is not below 2**31")
+    return value

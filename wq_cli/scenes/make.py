@@ -14,6 +14,7 @@ from wq_cli.scenes.suite import MADE_FOR_FRAMES
 from wq_cli.scenes.world import CLIP_SEEDS, World, generate
 
 FEWEST_FRAMES = 8
+LONGEST_SECONDS = 3600
 FRAMES_PER_BATCH = 8  # the fewer, the smaller the boxes that things sweep
 
 
@@ -36,8 +37,8 @@ def make(path: Path, *, seed: int, seconds: float = 12.0, fps: float = 24.0, siz
     """
     if not 0 <= seed < len(CLIP_SEEDS):
         raise UsageError(f"`--seed {seed}` is not in 0 to {len(CLIP_SEEDS) - 1}")
-    if not 4 <= seconds <= 3600:
-        raise UsageError(f"`--seconds {seconds:g}` is not in 4 to 3600")
+    if not 4 <= seconds <= LONGEST_SECONDS:
+        raise UsageError(f"`--seconds {seconds:g}` is not in 4 to {LONGEST_SECONDS}")
     if not 1 <= fps <= 120:
         raise UsageError(f"`--fps {fps:g}` is not in 1 to 120")
     if size % 2 or not 64 <= size <= 2160:
