@@ -58,4 +58,4 @@ def make(
         screen.result(grid)
         screen.say("")
         if questions:
-            screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[0].text}"')
+            screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[-1].text}"')  # the story, after what may not be there
