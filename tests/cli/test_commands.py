@@ -129,7 +129,7 @@ def test_scenes_make_renders_a_clip_and_prints_questions_with_answers(
     shown = capsys.readouterr()
     for question in questions:
         assert question["answer"].split()[0] in shown.out
-    assert f"wq ask '{target}' \"{questions[0]['text']}\"" in " ".join(shown.err.split())
+    assert f"wq ask '{target}' \"{questions[-1]['text']}\"" in " ".join(shown.err.split())
 
 
 @pytest.mark.parametrize("line", [["inspect", "a.mp4", "--prompt", "q", "--png"], ["bench", "--plot"]])

@@ -57,5 +57,5 @@ def make(
             grid.add_row(Text(question.text), Text(question.answer))
         screen.result(grid)
         screen.say("")
-        if questions:
-            screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[-1].text}"')  # the story, after what may not be there
+        if questions:  # the last is the story; the first may ask for what is not there
+            screen.say(f'try it: wq ask {shlex.quote(str(path))} "{questions[-1].text}"')
