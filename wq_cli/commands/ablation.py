@@ -116,6 +116,6 @@ def _show(screen: Screen, result: AblationResult | CurveResult | InspectResult) 
     elif isinstance(result, CurveResult):
         screen.result(curves.curve_table(result, glyphs))
         screen.say("")
-        screen.say(f"{result.source}: {result.says}; {result.questions} questions of the demo world")
+        screen.say(Text(f"{result.source}: {result.says}; {result.questions} questions of the demo world", style="dim"))
     else:
         screen.result(heatmap.heat_map(result, width, glyphs))
