@@ -124,15 +124,19 @@ class Screen:
         self.say(Text.assemble(("note: ", "cyan"), printable(text)))
 
 
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
+
+
 def show_error(message: str, hint: str | None) -> None:
     """`error: ...` and, after an empty line, `hint: ...` on stderr."""
     from rich.text import Text
 
     console = _console(stderr=True)
     try:
-        console.print(Text.assemble(("error: ", "bold red"), printable(message)), soft_wrap=True)
+        console.print(Text.assemble(("error: ", "bold red"), _one_line(message)), soft_wrap=True)
         if hint:
-            console.print(Text.assemble("\n", ("hint: ", "cyan"), printable(hint)), soft_wrap=True)
+            console.print(Text.assemble("\n", ("hint: ", "cyan"), _one_line(hint)), soft_wrap=True)
     except OSError:  # the exit code tells it too
         abandon(sys.stderr)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wq_cli import profile as profiles
 from wq_cli.errors import WqError
@@ -41,7 +41,7 @@ def read(profile: Profile | None, policy: str, layers: int) -> Numbers:
     """What was measured: the user's file, or else the one that comes with the profile.
 
     Raises:
-        WqError: There is none, or it is not of this model.
+        WqError: There is none, it is not of this model, or it holds something else than finite numbers.
     """
     hint = f"measure it: `wq calibrate --policy {policy}`"
     if profile is None:
@@ -51,9 +51,21 @@ def read(profile: Profile | None, policy: str, layers: int) -> Numbers:
             numbers = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise WqError(f"cannot read `{path}`", hint) from error
         if not isinstance(numbers, dict) or any(not isinstance(x, list) or len(x) != layers for x in numbers.values()):
             raise WqError(f"`{path}` is not of a model with {layers} layers", hint)
+        if not all(map(_are_finite, numbers.values())):
+            raise WqError(f"`{path}` is damaged", hint)
         return numbers
     raise WqError(f"`{policy}` knows nothing of the model of profile `{profile.name}`", hint)
+
+
+def _are_finite(entries: list[Any]) -> bool:
+    """Whether every layer has a number, or every layer equally many of them."""
+    import numpy as np
+
+    try:
+        return bool(np.isfinite(np.array(entries, dtype=np.float64)).all())
+    except (ValueError, TypeError, OverflowError):
+        return False

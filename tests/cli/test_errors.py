@@ -107,6 +107,11 @@ def test_verbose_adds_the_traceback_of_a_bug(
     assert shown.index("Traceback") < shown.index("error: unexpected ZeroDivisionError: division by zero")
 
 
+def test_the_end_of_a_line_in_a_name_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles", "show", "demo\ndemo"]) == 1
+    assert capsys.readouterr().err.startswith("error: there is no profile `demo\\ndemo`\n\nhint: ")
+
+
 def test_markup_and_long_words_in_errors_are_printed_as_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ class Skvq(Policy):
             WqError: The numbers are not those of `wq calibrate --policy skvq`.
         """
         ends = [np.array(numbers.get(name, []), dtype=np.float64) for name in ENDS]
-        if any(side.ndim != 2 for side in ends):
+        if any(side.ndim != 2 or side.shape != ends[0].shape for side in ends):
             raise WqError("what was measured for `skvq` is incomplete", REMEASURE)
         self._measured = np.stack(ends, axis=-1).reshape(*ends[0].shape, 2, 2)
 

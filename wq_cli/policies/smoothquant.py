@@ -76,7 +76,7 @@ class SmoothQuant(Policy):
             WqError: The numbers are not those of `wq calibrate --policy smoothquant`.
         """
         found = {name: np.abs(np.array(numbers.get(name, []), dtype=np.float64)) for name in MAXIMA}
-        if any(rows.ndim != 2 for rows in found.values()):
+        if any(rows.ndim != 2 for rows in found.values()) or len({rows.shape for rows in found.values()}) > 1:
             raise WqError("what was measured for `smoothquant` is incomplete", REMEASURE)
         value_max = np.maximum(found["value_low"], found["value_high"])
         self._measured = np.stack([found["key_max"], value_max, found["query_max"]], axis=1)
