@@ -19,7 +19,7 @@ from wq_cli.commands import (
     doctor,
     eval,
     inspect,
-    kernels,
+    kernel_times,
     paper,
     profiles,
     pull,
@@ -55,7 +55,7 @@ app.command("doctor", cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
 _bench = typer.Typer(cls=RunnableGroup, epilog=bench.EXAMPLES)
 _bench.callback(invoke_without_command=True, epilog=bench.EXAMPLES)(bench.bench)
 _bench.command("ablation", cls=Command, epilog=ablation.EXAMPLES)(ablation.ablation)
-_bench.command("kernels", cls=Command, epilog=kernels.EXAMPLES)(kernels.kernels)
+_bench.command("kernels", cls=Command, epilog=kernel_times.EXAMPLES)(kernel_times.kernels)
 _bench.command("scaling", cls=Command, epilog=scaling.EXAMPLES)(scaling.scaling)
 _bench.command("paper", cls=Command, epilog=paper.EXAMPLES)(paper.paper)
 app.add_typer(_bench, name="bench")

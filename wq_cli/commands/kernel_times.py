@@ -32,7 +32,7 @@ def kernels(*, sweep: Sweep = False, seconds: Seconds = 140.0, output: Output) -
     output.check()
 
     from wq_cli.bench_results import KernelsResult
-    from wq_cli.report import kernels as report
+    from wq_cli.report import kernel_times as report
     from wq_cli.report.format import glyphs_for
     from wq_kernels import bench
 
