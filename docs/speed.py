@@ -105,6 +105,9 @@ def kernels(result: dict[str, Any]) -> str:
             else:
                 cells.append(f"{row['median_us']:.0f}, {row['fraction']:.0%} ({row['speedup']:.2f}x)")
         rows.append(cells)
+    # Results from before widths were compiled together name the module that the command has replaced.
+    older = machine["command"].startswith("python -m wq_kernels.bench")
+    before = " Taken before 2 and 4 bits were compiled together; not repeated since." if older else ""
     libraries = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "flashinfer") if name in machine)
     return f"""\
 ## Decode attention
@@ -115,7 +118,7 @@ wq bench kernels --output docs/benchmarks/kernels.json
 
 {machine["gpu"]}, {libraries}, {machine["date"]}; copy bandwidth {machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 \
 query and 4 KV heads of 128, one layer: microseconds, the share of them that the bytes need at copy bandwidth, and in \
-brackets how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% INT2.
+brackets how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% INT2.{before}
 
 {table(["batch x tokens", "dtype", *names], rows)}
 """

@@ -120,7 +120,7 @@ class TimingResult:
         first_token_ms: Prefill, sealing included, up to the first token.
         seal_ms: Quantizing and packing alone.
         decode_ms_per_token: Median over the steps after the first token (None when there was none).
-        steps: How those steps ran: as a CUDA graph, or why not.
+        steps: How those steps ran: as a CUDA graph, or why not; None when there were too few to tell.
     """
 
     load_ms: float
