@@ -118,7 +118,8 @@ wq bench kernels --output docs/benchmarks/kernels.json
 
 {machine["gpu"]}, {libraries}, {machine["date"]}; copy bandwidth {machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 \
 query and 4 KV heads of 128, one layer: microseconds, the share of them that the bytes need at copy bandwidth, and in \
-brackets how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% INT2.{before}
+brackets how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% \
+INT2.{before}
 
 {table(["batch x tokens", "dtype", *names], rows)}
 """

@@ -238,7 +238,8 @@ class EvalRow:
         label: What it is called in tables: a policy, with its budget where it has one, or a changed setting.
         bits_asked: Its budget in average effective bits; None without one.
         accuracy: Share of questions whose right option was chosen.
-        standard_error, kl_standard_error: Clustered by clip, since questions on one clip are not independent.
+        standard_error, kl_standard_error: Clustered by clip, since questions on one clip are not independent; None for
+            one clip.
         families: Accuracy of each family.
         kl_to_full: Mean KL(full || variant) in nats over the tokens of the full-precision answers.
         greedy_agreement: Share of those tokens that are the likeliest for the variant too.
@@ -251,10 +252,10 @@ class EvalRow:
     policy: str
     bits_asked: float | None
     accuracy: float
-    standard_error: float
+    standard_error: float | None
     families: dict[str, float]
     kl_to_full: float
-    kl_standard_error: float
+    kl_standard_error: float | None
     greedy_agreement: float
     effective_bits: float
     kv_bytes: float

@@ -12,6 +12,10 @@ from wq_cli.bench.scoring import chosen, clustered_error
 from wq_cli.report.front import front
 
 
+def test_one_cluster_has_no_error() -> None:
+    assert clustered_error(np.array([1.0, 0.0, 1.0]), np.array([7, 7, 7])) is None
+
+
 def test_clustered_error_of_single_values_is_the_usual_one() -> None:
     values = np.random.default_rng(0).random(200)
     usual = values.std() / np.sqrt(len(values))

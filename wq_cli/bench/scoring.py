@@ -134,17 +134,22 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 
 def clustered_error(
     values: NDArray[np.float64], clusters: NDArray[Any], weights: NDArray[np.float64] | None = None
-) -> float:
+) -> float | None:
     """Standard error of a weighted mean whose terms are correlated within clusters (Liang and Zeger 1986).
+
+    One cluster says nothing of how clusters differ: None.
 
     Args:
         values: [n].
         clusters: Cluster of each value, [n].
         weights: [n]; None for equal ones.
     """
+    each = np.unique(clusters)
+    if len(each) < 2:
+        return None
     weights = np.ones(len(values)) if weights is None else weights
     residuals = weights * (values - np.average(values, weights=weights))
-    sums = np.array([residuals[clusters == cluster].sum() for cluster in np.unique(clusters)])
+    sums = np.array([residuals[clusters == cluster].sum() for cluster in each])
     return float(np.sqrt((sums**2).sum()) / weights.sum())
 
 

@@ -123,11 +123,15 @@ def _is_slower(row: BenchRow, other: BenchRow) -> bool:
     return row.decode_ms_per_token_range[0] > 1.005 * other.decode_ms_per_token_range[1]
 
 
+def _within(error: float | None, form: str) -> str:
+    return "" if error is None else f" ±{error:{form}}"
+
+
 # heading, cell, whether only wide terminals show it
 _EVAL_COLUMNS: list[tuple[str, Callable[[EvalRow], str], bool]] = [
     ("policy", lambda row: row.label, False),
-    ("accuracy", lambda row: f"{row.accuracy:.1%} ±{row.standard_error:.1%}", False),
-    ("KL", lambda row: f"{row.kl_to_full:.2g} ±{row.kl_standard_error:.1g}", False),
+    ("accuracy", lambda row: f"{row.accuracy:.1%}{_within(row.standard_error, '.1%')}", False),
+    ("KL", lambda row: f"{row.kl_to_full:.2g}{_within(row.kl_standard_error, '.1g')}", False),
     ("same", lambda row: f"{row.greedy_agreement:.1%}", False),
     ("bits", lambda row: f"{row.effective_bits:.2f}", False),
     ("KV", lambda row: format.size(round(row.kv_bytes)), False),

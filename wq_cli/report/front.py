@@ -36,15 +36,20 @@ def draw_front(result: EvalResult) -> bytes:
     y_range = decades([row.kl_to_full for row in rows if row.kl_to_full > 0] or [1.0])
     axes = Axes(draw, (_MARGIN + 80, top, WIDTH - LEGEND_WIDTH, bottom), x_range, y_range, log_y=True)
     axes.frame("KL to full precision (nats), with its standard error", "effective bits per visual element", ticks)
-    _draw_rows(axes, rows, lambda row: max(row.kl_to_full, y_range[0]), lambda row: row.kl_standard_error, best=min)
+    _draw_rows(
+        axes, rows, lambda row: max(row.kl_to_full, y_range[0]), lambda row: row.kl_standard_error or 0.0, best=min
+    )
 
-    errors = [row.accuracy - row.standard_error for row in rows]
-    y_range = (max(0.0, min(errors) - 0.01), min(1.0, max(row.accuracy + row.standard_error for row in rows) + 0.01))
+    errors = [row.accuracy - (row.standard_error or 0.0) for row in rows]
+    y_range = (
+        max(0.0, min(errors) - 0.01),
+        min(1.0, max(row.accuracy + (row.standard_error or 0.0) for row in rows) + 0.01),
+    )
     shift = _PLOT + 110
     box = (_MARGIN + 80, top + shift, WIDTH - LEGEND_WIDTH, bottom + shift)
     axes = Axes(draw, box, x_range, y_range)
     axes.frame("accuracy, with its standard error", "effective bits per visual element", ticks, percent=True)
-    _draw_rows(axes, rows, lambda row: row.accuracy, lambda row: row.standard_error, best=max)
+    _draw_rows(axes, rows, lambda row: row.accuracy, lambda row: row.standard_error or 0.0, best=max)
     return canvas.png(image)
 
 
