@@ -26,6 +26,7 @@ from wq_cli.search import Search, search
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wq_cli.compiled import CompiledDecoder
     from wq_cli.config import Quantization
     from wq_cli.models.base import Prompt, VideoModel
     from wq_cli.policies.base import LayerPlan, Policy
@@ -43,6 +44,7 @@ class Prefilled:
         first_token_ms: Whole prefill, sealing included, until the logits are there.
         seal_ms: Sealing alone.
         graph: How the steps of the answer ran, once they did.
+        compiled: Their decoder, if it was asked to compile its layers.
     """
 
     cache: WindowCache
@@ -53,6 +55,7 @@ class Prefilled:
     first_token_ms: float = 0.0
     seal_ms: float = 0.0
     graph: str | None = None
+    compiled: CompiledDecoder | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def prepare(
 
     Raises:
         UsageError: No such policy, or a budget for one that has nothing to choose.
-        WqError: The budget is too small.
+        BudgetError: The budget is too small.
     """
     if policy is None:
         policy = policies.create(settings)
@@ -262,13 +265,7 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
     deepstack = {} if batch.deepstack is None else model.deepstack_inputs(batch.visual_mask, batch.deepstack)
 
     def seal(layer: int, s: float | None) -> None:
-        relevance = request.found.relevance
-        with request.found.on_host():
-            plan = policy.plan_layer(layer, relevance, s)
-        with sealing():
-            request.cache.seal(layer, plan)
-        result.plans.append(plan)
-        result.sensitivity.append(s)
+        seal_layer(request, result, layer, s, sealing)
         on_layer(layer)
 
     measure = policy.needs_sensitivity and request.sensitivity is None
@@ -280,6 +277,25 @@ def prefill(model: VideoModel, request: Request, on_layer: Callable[[int], None]
         request.cache.crop(request.batch.embeds.shape[1] - batch.embeds.shape[1])
     result.first_token_ms, result.seal_ms = total.ms, sealing.ms
     return result
+
+
+def seal_layer(request: Request, state: Prefilled, layer: int, s: float | None, sealing: Stopwatch) -> None:
+    """Ask the policy for the plan of a layer that the cache holds, and seal it.
+
+    Args:
+        request: Its policy is asked and its cache sealed.
+        state: Gets the plan.
+        layer: Index of the layer.
+        s: Its s_i, or None when not needed.
+        sealing: Times the sealing alone.
+    """
+    relevance = request.found.relevance
+    with request.found.on_host():
+        plan = request.policy.plan_layer(layer, relevance, s)
+    with sealing():
+        request.cache.seal(layer, plan)
+    state.plans.append(plan)
+    state.sensitivity.append(s)
 
 
 @contextmanager

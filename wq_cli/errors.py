@@ -44,6 +44,10 @@ class DeviceError(WqError):
     """The device is missing or ran out of memory."""
 
 
+class BudgetError(WqError):
+    """A budget is below what a policy needs at its lowest widths."""
+
+
 def first_line(reason: object) -> str:
     """What a library or a server says, as far as one line of an error goes; an exception without words has a name."""
     nameless = type(reason).__name__ if isinstance(reason, BaseException) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,15 @@ import torch
 from tiny_models import llava_onevision
 from tiny_qwen_vl import qwen_vl
 
-from wq_cli import decoding, engine, measurements
+from wq_cli import decoding, engine, measurements, policies, recorded
 from wq_cli.bench.measure import forced
 from wq_cli.commands.calibrate import POLICIES
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
+from wq_cli.policies.base import Policy
 from wq_cli.policies.kvtuner import PAIRS
-from wq_cli.recorded import Recording
+from wq_cli.recorded import Kept, Recording
 
 FOCUS = "focus:window=8:bits=8"
 
@@ -57,6 +59,49 @@ def test_recorded_sensitivity_is_that_of_the_prefill(model: VideoModel) -> None:
     prompt = prompts_of(model)[0]
     measured = through_engine(model, prompt, Quantization(window=8)).sensitivity
     assert Recording(model, prompt).sensitivity == pytest.approx(measured, abs=1e-5)
+
+
+@pytest.mark.parametrize("kept", [Kept(), Kept(queries=False, stream=False)])
+def test_bytes_of_a_recording_are_those_of_its_tensors(model: VideoModel, kept: Kept) -> None:
+    prompt = prompts_of(model)[0]
+    recording = Recording(model, prompt, kept=kept)
+    held = [x for layer in recording._cache.layers for x in layer.run]
+    held += [*recording._queries.values(), *recording._streams.values()]
+    assert sum(x.nbytes for x in held) == kept.nbytes(model, prompt.visual_end)
+
+
+def test_a_recording_that_takes_most_of_the_memory_is_not_made(
+    model: VideoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompts_of(model)[0]
+    needed = Kept().nbytes(model, len(prompt.embeds))
+    for free, made in ((2 * needed - 1, False), (2 * needed, True), (None, True)):
+        monkeypatch.setattr(recorded, "memory", lambda device, free=free: (free, None))
+        assert (Recording.if_it_fits(model, prompt, None, Kept()) is not None) is made
+
+
+def test_what_policies_look_at_is_kept() -> None:
+    def kept(*names: str) -> Kept:
+        return Kept.for_policies(policies.create(Quantization(name)) for name in names)
+
+    assert kept("windowquant", "rtn2", "kivi") == Kept(queries=False, stream=False)
+    assert kept("rtn2", "akvq-vl") == Kept(queries=False, stream=True)
+    assert kept("focus", "rtn2") == Kept(queries=True, stream=False)
+
+
+def test_a_policy_that_overrides_observe_says_so() -> None:
+    for name in policies.names():
+        made = policies.create(Quantization(name))
+        assert made.needs_stream == (type(made).observe is not Policy.observe), name
+
+
+def test_another_beginning_is_told(model: VideoModel) -> None:
+    first, second = prompts_of(model)
+    recording = Recording(model, first)
+    assert recording.begins(second)
+    changed = second.embeds.clone()
+    changed[second.visual_end - 1] += 1
+    assert not recording.begins(replace(second, embeds=changed))
 
 
 def test_a_recording_keeps_what_deepstack_adds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import small_videos
 import torch
 from tiny_models import llava_onevision
 
-from wq_cli import video
+from wq_cli import engine, recorded, video
 from wq_cli.bench.evaluate import evaluate, variants
 from wq_cli.bench.scoring import Scorer, clustered_error
 from wq_cli.config import Generation, Quantization, Runtime, Sampling, Settings
@@ -54,6 +54,7 @@ def run(
     mode: Any = "likelihood",
     tokens: int = 4,
     names: tuple[str, ...] | list[str] = ("windowquant", "rtn2"),
+    budgets: tuple[float, ...] = (15.0, 20.0),
     **how: Any,
 ) -> EvalResult:
     settings = Settings(
@@ -62,7 +63,7 @@ def run(
         Generation(max_new_tokens=tokens),
         Runtime(profile="demo", model=str(model), device="cpu", dtype="float32", backend="torch"),
     )
-    rows = variants(settings.quantization, names, (15.0, 20.0))
+    rows = variants(settings.quantization, names, budgets)
     with Listener(Screen(quiet=True)) as listener:
         return evaluate(settings, listener, Questions("nextqa", folder, mode=mode), rows, **how)
 
@@ -189,6 +190,61 @@ def test_an_edited_record_is_none(folder: Path, model_folder: Path, change: dict
 def test_a_device_that_never_ends_is_not_read(folder: Path, model_folder: Path) -> None:
     with pytest.raises(WqError, match="cannot write `/dev/full`: no space left"):
         run(folder, model_folder, record=Path("/dev/full"))
+
+
+def test_questions_of_a_clip_share_one_prefill(
+    folder: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are those of a prefill for every row, and for what sees the question in it those of float32."""
+    names = ["windowquant", "random", "rtn2", "kivi", "akvq-vl:recent=16", "skvq", "smoothquant:group=32", "mixkvq"]
+    names.append("focus:window=16")
+    decoder_runs: list[int] = []
+    run_decoder = engine.run_decoder
+
+    def counted(model: Any, embeds: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        decoder_runs.append(embeds.shape[1])
+        return run_decoder(model, embeds, *rest, **more)
+
+    monkeypatch.setattr(engine, "run_decoder", counted)
+    run(folder, model_folder, names=names, budgets=(15.0,), record=folder / "shared.jsonl")
+    header, *shared = lines_of(folder / "shared.jsonl")
+    assert sum(tokens >= shared[0]["visual_tokens"] for tokens in decoder_runs) == 2  # clips
+    monkeypatch.setattr(recorded, "memory", lambda device: (1000, 2**40))
+    run(folder, model_folder, names=names, budgets=(15.0,), record=folder / "each.jsonl")
+    each = lines_of(folder / "each.jsonl")[1:]
+    visual = min(line["visual_tokens"] for line in each)
+    assert sum(tokens >= visual for tokens in decoder_runs) == 2 + len(each) * len(header["variants"])
+    for ours, theirs in zip(shared, each, strict=True):
+        assert {**ours, "answers": 0} == {**theirs, "answers": 0}
+        for label, answer in ours["answers"].items():
+            expected = theirs["answers"][label]
+            sees_question = label.startswith(("focus", "mixkvq"))
+            for figure in (
+                "effective_bits",
+                "kv_bytes",
+                "metadata_bytes",
+                *(() if sees_question else ("choice", "text")),
+            ):
+                assert answer[figure] == expected[figure], (label, figure)
+            for figure in ("kl", "log_likelihoods"):
+                assert answer[figure] == pytest.approx(expected[figure], abs=1e-3 if sees_question else 0), label
+
+
+def test_budgets_without_room_have_no_row(folder: Path, model_folder: Path) -> None:
+    """The first window and the tail of 11.mp4 alone take more than 3 bits a number."""
+    names, record = ("windowquant", "rtn2"), folder / "record.jsonl"
+    with pytest.raises(WqError, match="the policy needs at least"):
+        run(folder, model_folder, names=("windowquant",), budgets=(3.0, 2.0))
+    result = run(folder, model_folder, names=names, budgets=(3.0, 20.0), record=record)
+    assert [row.label for row in result.rows] == ["fp16", "windowquant @ 20", "rtn2"]
+    assert "lowest widths of their policies are left out: windowquant @ 3" in result.notices[0]
+    again = run(folder, model_folder, names=names, budgets=(3.0, 20.0), record=record)
+    assert again == result
+    header, *lines = record.read_text().splitlines(keepends=True)
+    del (first := json.loads(lines[0]))["answers"]["windowquant @ 20"]
+    record.write_text("".join([header, json.dumps(first) + "\n", *lines[1:]]))
+    with pytest.raises(WqError, match="is no record of `wq eval`"):
+        run(folder, model_folder, names=names, budgets=(3.0, 20.0), record=record)
 
 
 def test_policies_that_were_told_nothing_of_the_model(folder: Path, model_folder: Path) -> None:

@@ -179,6 +179,15 @@ def test_questions_of_a_clip_come_together_and_a_seed_draws_some(tmp_path: Path)
     assert some == [item for item in everything if item in some]
 
 
+def test_questions_that_share_an_id_are_kept_apart(tmp_path: Path) -> None:
+    rows = [f"11,8,96,64,{question},0,5,CW,a,b,c,d,e" for question in ("what", "why", "who")]
+    (tmp_path / "val.csv").write_text("\n".join([NEXTQA_COLUMNS, *rows]) + "\n")
+    video(tmp_path / "11.mp4")
+    items, skipped = loaded("nextqa", tmp_path)
+    assert [(item.id, item.question) for item in items] == [("11/5", "what"), ("11/5 (2)", "why"), ("11/5 (3)", "who")]
+    assert skipped == {}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

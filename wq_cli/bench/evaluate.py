@@ -14,7 +14,7 @@ from wq_cli.bench import FULL, made_with, open_model
 from wq_cli.bench.record import Record
 from wq_cli.bench.scoring import TEMPLATES, Scorer, prompt_text, row
 from wq_cli.config import AnswerMode, Quantization, Settings
-from wq_cli.errors import DeviceError, WqError
+from wq_cli.errors import BudgetError, DeviceError, WqError
 from wq_cli.policies.options import name_of
 from wq_cli.results import EvalResult, SkippedResult
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.pipeline import Listener
     from wq_cli.profile import Profile
+    from wq_cli.recorded import Recording
     from wq_cli.suites import Questions
     from wq_cli.suites.item import Item, Pictures
 
@@ -99,7 +100,8 @@ def evaluate(
             "date": date.today().isoformat(),
         }
         kept = Record(record, conditions)
-        scorer = Scorer(model, rows, settings.generation, asked.mode, sensitivity)
+        within = {label: rows[label] for label in kept.labels or rows}
+        scorer = Scorer(model, within, settings.generation, asked.mode, sensitivity)
         listener.stage("ask", len(items))
         left_out = list(_ask_all(scorer, items, kept, opened.profile, settings, listener))
     scored = [kept.scored[item.id] for item in items if item.id in kept.scored]
@@ -117,11 +119,15 @@ def evaluate(
         questions=len(scored),
         answer=asked.mode,
         answer_tokens=settings.generation.max_new_tokens,
-        rows=tuple(row(label, variant, scored) for label, variant in rows.items()),
+        rows=tuple(row(label, variant, scored) for label, variant in scorer.variants.items()),
         versions=made_with(model),
         date=date.today().isoformat(),
         skipped=skips,
-        notices=(*(f"{error.message}: left out" for error in unusable.values()), *_notices(skips)),
+        notices=(
+            *(f"{error.message}: left out" for error in unusable.values()),
+            *_out_of_reach([label for label in rows if label not in scorer.variants]),
+            *_notices(skips),
+        ),
     )
 
 
@@ -153,15 +159,38 @@ def _ask_all(
             yield from (SkippedResult(item.id, error.message) for item in open_)
             listener.advance(len(open_))
             continue
-        for item in open_:
-            try:
-                prompt = _prompt(scorer.model, item, visual, len(pictures.frames), scorer.mode, settings)
-            except WqError as error:
-                yield SkippedResult(item.id, error.message)
-            else:
-                with pipeline.memory_errors(scorer.model.device, len(pictures.frames), settings):
-                    kept.add(scorer.ask(item, prompt, pictures.pts_seconds))
+        yield from _ask_of_clip(scorer, open_, kept, pictures, visual, settings, listener)
+
+
+def _ask_of_clip(
+    scorer: Scorer,
+    items: Sequence[Item],
+    kept: Record,
+    pictures: Pictures,
+    visual: VisualFeatures,
+    settings: Settings,
+    listener: Listener,
+) -> Iterator[SkippedResult]:
+    """Put questions about one clip; the first of a run settles which variants have room in their budgets."""
+    recording: Recording | None = None
+    for item in items:
+        try:
+            prompt = _prompt(scorer.model, item, visual, len(pictures.frames), scorer.mode, settings)
+        except WqError as error:
+            yield SkippedResult(item.id, error.message)
             listener.advance()
+            continue
+        with pipeline.memory_errors(scorer.model.device, len(pictures.frames), settings):
+            if not kept.scored:
+                scorer.narrow(prompt)
+            if recording is None or not recording.begins(prompt):
+                recording = None  # gone before the next one is made
+                recording = scorer.recording_of(prompt)
+            try:
+                kept.add(scorer.ask(item, prompt, pictures.pts_seconds, recording))
+            except BudgetError as error:
+                yield SkippedResult(item.id, error.message)
+        listener.advance()
 
 
 def _seen(model: VideoModel, item: Item, profile: Profile, settings: Settings) -> tuple[Pictures, VisualFeatures]:
@@ -187,6 +216,12 @@ def _prompt(
         model.text_config, frames=frames, visual_tokens=tokens, text_tokens=text_tokens, new_tokens=new_tokens
     )
     return prompt
+
+
+def _out_of_reach(labels: Sequence[str]) -> Iterator[str]:
+    """One sentence on the rows that had no room."""
+    if labels:
+        yield f"budgets too small for the lowest widths of their policies are left out: {', '.join(labels)}"
 
 
 def _notices(skips: Sequence[SkippedResult]) -> Iterator[str]:

@@ -48,15 +48,23 @@ class Record:
         except OSError as error:
             raise WqError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Variants that answered; none before the first question."""
+        return tuple(next(iter(self.scored.values())).answers) if self.scored else ()
+
     def _take_up(self, path: Path, lines: list[bytes], header: dict[str, Any]) -> None:
         try:
             before = json.loads(lines[0])
             different = [key for key in (*header, *before) if key not in _FREE and header.get(key) != before.get(key)]
             if not different:
                 found = [Scored.of_json(json.loads(line)) for line in lines[1:]]
-                if any(question.answers.keys() != header["variants"].keys() for question in found):
-                    raise ValueError("a question without the answer of every variant")
                 self.scored = {question.id: question for question in found}
+                if any(tuple(question.answers) != self.labels for question in found):
+                    raise ValueError("questions with different variants")
+                reference, *others = header["variants"]
+                if found and not {reference} <= set(self.labels) <= {reference, *others}:
+                    raise ValueError("no answer of the reference, or one of a variant that this run has not")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise WqError(f"`{path}` is no record of `wq eval`", "give another file") from None
         if different:

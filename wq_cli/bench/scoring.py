@@ -1,7 +1,8 @@
 """One question through several variants of the cache: option likelihood or letter, KL, agreement, bits, bytes, speed.
 
 Every variant is held to the same rule: video prefilled at full precision, sealed, and only then the question, the
-answers and the options, all through the packed cache.
+answers and the options, all through the packed cache. The questions of a clip and their variants share one prefill
+where the memory for it is there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wq_cli import decoding, device, engine
+from wq_cli import decoding, device, engine, policies
 from wq_cli.bench.measure import fidelity, forced
+from wq_cli.errors import BudgetError
+from wq_cli.recorded import Kept, Recording
 from wq_cli.results import EvalRow
 
 if TYPE_CHECKING:
@@ -192,6 +195,9 @@ class Scorer:
         generation: `max_new_tokens` bounds the answers.
         mode: How an option is chosen.
         sensitivity: Calibrated s_i of every layer, or None.
+
+    Attributes:
+        variants: As given, until `narrow` left some out.
     """
 
     def __init__(
@@ -203,23 +209,50 @@ class Scorer:
         sensitivity: Sequence[float] | None = None,
     ) -> None:
         self.model = model
-        self.variants = variants
+        self.variants = dict(variants)
         self.generation = generation
         self.mode = mode
         self.sensitivity = sensitivity
 
-    def ask(self, item: Item, prompt: Prompt, pts_seconds: NDArray[np.float64]) -> Scored:
+    def narrow(self, prompt: Prompt) -> None:
+        """Leave out the variants whose budget is too small for a prompt.
+
+        Raises:
+            BudgetError: None is left beside the reference.
+        """
+        refused = {}
+        for label, settings in self.variants.items():
+            try:
+                self._prepared(prompt, settings)
+            except BudgetError as error:
+                refused[label] = error
+        if refused and len(refused) == len(self.variants) - 1:
+            raise next(iter(refused.values()))
+        self.variants = {label: settings for label, settings in self.variants.items() if label not in refused}
+
+    def recording_of(self, prompt: Prompt) -> Recording | None:
+        """The prefill that the questions of a clip share; None where there is no memory for it."""
+        kept = Kept.for_policies(policies.create(settings) for settings in self.variants.values())
+        return Recording.if_it_fits(self.model, prompt, self.sensitivity, kept)
+
+    def ask(
+        self, item: Item, prompt: Prompt, pts_seconds: NDArray[np.float64], recording: Recording | None = None
+    ) -> Scored:
         """Put one question to every variant.
 
         Args:
             item: The question.
             prompt: The same as the model sees it, `prompt_text` with its clip.
             pts_seconds: Times of the frames.
+            recording: The prefill of its clip; None lets every variant make its own.
+
+        Raises:
+            BudgetError: The budget of a variant is too small for this prompt.
         """
         reference: tuple[list[int], torch.Tensor] | None = None
         answers = {}
         for label, settings in self.variants.items():
-            state, search_ms = self._asked(prompt, settings)
+            state, search_ms = self._asked(prompt, settings, recording)
             ids, step_ms = self._greedy(state)
             expected = ids if reference is None else reference[0]
             log_probs = self._forced(state, expected)
@@ -259,9 +292,8 @@ class Scorer:
             answers=answers,
         )
 
-    def _asked(self, prompt: Prompt, settings: Quantization) -> tuple[engine.Prefilled, float]:
-        """(Video prefilled and sealed, question read through the packed cache; time of the search in ms)."""
-        request = engine.prepare(
+    def _prepared(self, prompt: Prompt, settings: Quantization) -> engine.Request:
+        return engine.prepare(
             self.model,
             [prompt],
             settings,
@@ -269,7 +301,13 @@ class Scorer:
             sensitivity=self.sensitivity,
             until_visual_end=True,
         )
-        state = engine.prefill(self.model, request)
+
+    def _asked(
+        self, prompt: Prompt, settings: Quantization, recording: Recording | None
+    ) -> tuple[engine.Prefilled, float]:
+        """(Video prefilled and sealed, question read through the packed cache; time of the search in ms)."""
+        request = self._prepared(prompt, settings)
+        state = engine.prefill(self.model, request) if recording is None else recording.prefill(request)
         engine.ask_through_cache(self.model, state, [prompt])
         return state, request.found.ms
 

@@ -15,7 +15,7 @@ as for every policy here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class AkvqOptions(Options):
 class AkvqVl(Policy):
     """See the module."""
 
+    needs_stream: ClassVar[bool] = True
     options_type = AkvqOptions
     options: AkvqOptions
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from wq_cli.errors import UsageError, WqError
+from wq_cli.errors import BudgetError, UsageError
 from wq_cli.policies.options import Options, parse
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class Budget:
     window_bits: Callable[[int, int], float]
     elements: int
 
-    def too_small(self, needed_bits: float) -> WqError:
+    def too_small(self, needed_bits: float) -> BudgetError:
         """The error for a budget below the lowest widths of a policy."""
         asked, least = self.total_bits / self.elements, needed_bits / self.elements
-        return WqError(
+        return BudgetError(
             f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, the policy needs at least `{least:.2f}`",
             "raise it; `--no-fixed-first-window` needs less, `--kv-memory` less with fewer frames or a shorter answer",
         )
@@ -92,6 +92,7 @@ class Policy(ABC):
         needs_queries: Whether `observe_queries` is called.
         needs_question: Whether the queries must hold those of the question: where it is asked after the cache was
             sealed, the prefill runs over it too and then forgets it.
+        needs_stream: Whether `observe` looks at the stream.
         options_type: What may be written behind the policy's name (`policies.options`).
         options: What was.
     """
@@ -100,6 +101,7 @@ class Policy(ABC):
     needs_sensitivity: ClassVar[bool] = False
     needs_queries: ClassVar[bool] = False
     needs_question: ClassVar[bool] = False
+    needs_stream: ClassVar[bool] = False
     options_type: ClassVar[type[Options]] = Options
 
     def __init__(self, settings: Quantization) -> None:
@@ -182,7 +184,7 @@ class Policy(ABC):
 
         Raises:
             UsageError: The policy has nothing to choose.
-            WqError: Even its lowest widths do not fit.
+            BudgetError: Even its lowest widths do not fit.
         """
         raise UsageError(
             f"`--bits` and `--kv-memory` need a policy that ranks windows, `{self.settings.policy}` does not"

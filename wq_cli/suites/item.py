@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +128,17 @@ def _read(path: Path, sampling: Sampling, max_side: int | None, limits: Limits) 
 
 
 def split(found: Iterable[Item | Skipped]) -> tuple[list[Item], list[Skipped]]:
-    """Questions, those about one clip brought together in the order of the first of them, and those left out."""
+    """Questions, those about one clip brought together in the order of the first of them, and those left out.
+
+    Of questions that share an id, the second is called `ID (2)`, and so on.
+    """
     by_clip: dict[str, list[Item]] = {}
     skipped = []
+    seen: Counter[str] = Counter()
     for item in found:
+        seen[item.id] += 1
+        if seen[item.id] > 1:
+            item = replace(item, id=f"{item.id} ({seen[item.id]})")
         if isinstance(item, Skipped):
             skipped.append(item)
         elif not _is_unicode(item.question, *item.options):
