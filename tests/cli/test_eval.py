@@ -116,7 +116,20 @@ def test_points_of_a_front_stand_where_their_bits_and_kl_are() -> None:
     ]
     full = by_hand.eval_row(label="fp16", policy="fp16", effective_bits=16.0, kl_to_full=0.0)
     image = Image.open(io.BytesIO(front.draw_front(by_hand.eval_result(full, *rows)))).convert("RGB")
-    left, right, top, bottom = 130, 980, 170, 590  # of the plot, between 3 and 6 bits and 0.1 and 0.01 nats
+    left, right, top, bottom = 130, 980, 190, 610  # of the plot, between 3 and 6 bits and 0.1 and 0.01 nats
     dots = [image.getpixel((left + (right - left) * place // 3, y)) for place, y in enumerate((top, bottom, bottom))]
     assert dots == [(0, 0, 0)] * 3
     assert image.getpixel((right - 20, top + 20)) == (255, 255, 255)
+
+
+def test_our_policy_is_on_top_and_a_row_far_to_the_right_takes_no_room() -> None:
+    rows = [
+        by_hand.eval_row(label=name, policy=name, effective_bits=bits, kl_to_full=kl)
+        for name, bits, kl in (("focus", 4.0, 0.1), ("rtn2", 4.0, 0.1), ("rtn4", 5.5, 0.01), ("rtn8", 9.5, 0.01))
+    ]
+    full = by_hand.eval_row(label="fp16", policy="fp16", effective_bits=16.0, kl_to_full=0.0)
+    image = Image.open(io.BytesIO(front.draw_front(by_hand.eval_result(full, *rows)))).convert("RGB")
+    left, right, top, bottom = 130, 980, 190, 610  # of the plot, between 4 and 6 bits and 0.1 and 0.01 nats
+    assert [image.getpixel(place) for place in ((left, top), (left + 8, top))] == [(0, 0, 0)] * 2  # the first series
+    assert image.getpixel(((left + 3 * right) // 4, bottom)) == (0, 114, 178)  # the third
+    assert image.getpixel((left + 9, bottom - 200)) == (255, 255, 255)

@@ -11,7 +11,7 @@ from wq_cli.report import canvas
 from wq_cli.report.canvas import GREY, INK, PALE, Colour, font
 
 _LABEL, _SMALL = 18, 15
-_DOT, _NAME_HEIGHT, _HEADING = 7, 20, 40
+_DOT, _LARGE_DOT, _NAME_HEIGHT, _HEADING = 7, 9, 20, 40
 LEGEND_WIDTH = 220
 # Okabe and Ito's colours, in an order in which neighbours differ in lightness too.
 _COLOURS: tuple[Colour, ...] = (
@@ -102,12 +102,12 @@ class Axes:
             shown = canvas.fitted(self._draw, name, LEGEND_WIDTH - 50, _SMALL)
             self._draw.text((x + 18, y), shown, INK, font(_SMALL), anchor="lm")
 
-    def mark(self, x: float, y: float, series: int) -> None:
+    def mark(self, x: float, y: float, series: int, large: bool = False) -> None:
         """A point of a series; every seven series the shape changes, where colours begin again."""
-        self._mark(*self.place(x, y), series)
+        self._mark(*self.place(x, y), series, _LARGE_DOT if large else _DOT)
 
-    def _mark(self, across: float, up: float, series: int) -> None:
-        box, colour = (across - _DOT, up - _DOT, across + _DOT, up + _DOT), colour_of(series)
+    def _mark(self, across: float, up: float, series: int, dot: int = _DOT) -> None:
+        box, colour = (across - dot, up - dot, across + dot, up + dot), colour_of(series)
         shape = series // len(_COLOURS) % 3
         if shape == 0:
             self._draw.ellipse(box, colour)
