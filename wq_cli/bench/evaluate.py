@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import date
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wq_cli import describe, offline, pipeline, policies, room, suites
 from wq_cli.bench import FULL, made_with, open_model
@@ -21,6 +21,7 @@ from wq_cli.results import EvalResult, SkippedResult
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wq_cli.bench import OpenedModel
     from wq_cli.models.base import Prompt, VideoModel, VisualFeatures
     from wq_cli.pipeline import Listener
     from wq_cli.profile import Profile
@@ -77,31 +78,15 @@ def evaluate(
     settings = replace(settings, sampling=replace(settings.sampling, frames=frames))
     with pipeline.backend(settings):
         opened = open_model(settings, listener)
-        model, sensitivity = opened.model, opened.sensitivity
+        model = opened.model
         unusable = dict(_unusable(model, rows))
         if unusable and not leave_out:
             raise next(iter(unusable.values()))
         rows = {label: row_settings for label, row_settings in rows.items() if label not in unusable}
-        conditions = {
-            "command": command,
-            "suite": asked.suite,
-            "model": asdict(opened.described),
-            "chat_template": getattr(model.processor, "chat_template", None),
-            "template": TEMPLATES[asked.mode],
-            "answer": asked.mode,
-            "frames": frames,
-            "max_side": opened.profile.max_side,
-            "answer_tokens": settings.generation.max_new_tokens,
-            "questions": len(items),
-            "seed": seed,
-            "sensitivity": None if sensitivity is None else list(sensitivity),
-            "variants": {label: asdict(variant) for label, variant in rows.items()},
-            "versions": made_with(model),
-            "date": date.today().isoformat(),
-        }
-        kept = Record(record, conditions)
+        header = {"command": command, "suite": asked.suite, "answer": asked.mode, "questions": len(items)}
+        kept = Record(record, header | _conditions(opened, settings, asked.mode, rows))
         within = {label: rows[label] for label in kept.labels or rows}
-        scorer = Scorer(model, within, settings.generation, asked.mode, sensitivity)
+        scorer = Scorer(model, within, settings.generation, asked.mode, opened.sensitivity)
         listener.stage("ask", len(items))
         left_out = list(_ask_all(scorer, items, kept, opened.profile, settings, listener))
     scored = [kept.scored[item.id] for item in items if item.id in kept.scored]
@@ -129,6 +114,26 @@ def evaluate(
             *_notices(skips),
         ),
     )
+
+
+def _conditions(
+    opened: OpenedModel, settings: Settings, mode: AnswerMode, rows: Mapping[str, Quantization]
+) -> dict[str, Any]:
+    """What every score depends on besides the suite."""
+    model, sensitivity = opened.model, opened.sensitivity
+    return {
+        "model": asdict(opened.described),
+        "chat_template": getattr(model.processor, "chat_template", None),
+        "template": TEMPLATES[mode],
+        "frames": settings.sampling.frames,
+        "max_side": opened.profile.max_side,
+        "answer_tokens": settings.generation.max_new_tokens,
+        "seed": settings.quantization.seed,
+        "sensitivity": None if sensitivity is None else list(sensitivity),
+        "variants": {label: asdict(variant) for label, variant in rows.items()},
+        "versions": made_with(model),
+        "date": date.today().isoformat(),
+    }
 
 
 def _unusable(model: VideoModel, rows: Mapping[str, Quantization]) -> Iterator[tuple[str, WqError]]:

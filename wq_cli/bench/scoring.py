@@ -186,6 +186,14 @@ def row(label: str, settings: Quantization, scored: Sequence[Scored]) -> EvalRow
     )
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """The full-precision answer to a question, and its log-probabilities [1, T, vocabulary]."""
+
+    ids: tuple[int, ...]
+    log_probs: torch.Tensor
+
+
 class Scorer:
     """Puts questions to variants of the cache.
 
@@ -249,35 +257,15 @@ class Scorer:
         Raises:
             BudgetError: The budget of a variant is too small for this prompt.
         """
-        reference: tuple[list[int], torch.Tensor] | None = None
+        reference: _Reference | None = None
         answers = {}
         for label, settings in self.variants.items():
-            state, search_ms = self._asked(prompt, settings, recording)
+            request = self._prepared(prompt, settings)
+            state = engine.prefill(self.model, request) if recording is None else recording.prefill(request)
+            engine.ask_through_cache(self.model, state, [prompt])
             ids, step_ms = self._greedy(state)
-            expected = ids if reference is None else reference[0]
-            log_probs = self._forced(state, expected)
-            reference = reference or (ids, log_probs)
-            kl, same = fidelity(reference[1], log_probs)
-            text = self.model.text_of(ids).strip()
-            likelihoods = None
-            choice = chosen(text, item.options)
-            if self.mode == "likelihood":
-                likelihoods = tuple(self.likelihood(state, option) for option in item.options)
-                choice = item.options[int(np.argmax(likelihoods))]
-            answers[label] = Answer(
-                choice=choice,
-                text=text,
-                log_likelihoods=likelihoods,
-                kl=kl,
-                same=same,
-                effective_bits=state.cache.visual_bits,
-                kv_bytes=state.cache.nbytes,
-                kv_bytes_full=state.cache.full_nbytes,
-                metadata_bytes=state.cache.metadata_nbytes,
-                search_ms=search_ms,
-                steps=len(ids) - 1,
-                step_ms=step_ms,
-            )
+            reference = reference or _Reference(tuple(ids), self._forced(state, ids))
+            answers[label] = self._answer(item, state, ids, step_ms, request.found.ms, reference)
         assert reference is not None
         return Scored(
             id=item.id,
@@ -288,7 +276,7 @@ class Scorer:
             answer=item.answer,
             pts_seconds=tuple(float(t) for t in pts_seconds),
             visual_tokens=int(prompt.visual_mask.sum()),
-            reference_ids=tuple(reference[0]),
+            reference_ids=reference.ids,
             answers=answers,
         )
 
@@ -302,14 +290,36 @@ class Scorer:
             until_visual_end=True,
         )
 
-    def _asked(
-        self, prompt: Prompt, settings: Quantization, recording: Recording | None
-    ) -> tuple[engine.Prefilled, float]:
-        """(Video prefilled and sealed, question read through the packed cache; time of the search in ms)."""
-        request = self._prepared(prompt, settings)
-        state = engine.prefill(self.model, request) if recording is None else recording.prefill(request)
-        engine.ask_through_cache(self.model, state, [prompt])
-        return state, request.found.ms
+    def _answer(
+        self,
+        item: Item,
+        state: engine.Prefilled,
+        ids: list[int],
+        step_ms: float,
+        search_ms: float,
+        reference: _Reference,
+    ) -> Answer:
+        """What a variant makes of a question that its cache has read, and whose greedy answer is `ids`."""
+        kl, same = fidelity(reference.log_probs, self._forced(state, reference.ids))
+        text = self.model.text_of(ids).strip()
+        likelihoods, choice = None, chosen(text, item.options)
+        if self.mode == "likelihood":
+            likelihoods = tuple(self.likelihood(state, option) for option in item.options)
+            choice = item.options[int(np.argmax(likelihoods))]
+        return Answer(
+            choice=choice,
+            text=text,
+            log_likelihoods=likelihoods,
+            kl=kl,
+            same=same,
+            effective_bits=state.cache.visual_bits,
+            kv_bytes=state.cache.nbytes,
+            kv_bytes_full=state.cache.full_nbytes,
+            metadata_bytes=state.cache.metadata_nbytes,
+            search_ms=search_ms,
+            steps=len(ids) - 1,
+            step_ms=step_ms,
+        )
 
     def _greedy(self, state: engine.Prefilled) -> tuple[list[int], float]:
         """(Answer that this cache gives, end included; ms of all tokens but the first). The cache is left as it was."""
@@ -321,9 +331,9 @@ class Scorer:
         engine.rewind(state, len(ids) - 1)
         return ids, 1e3 * sum(after - before for before, after in pairwise(marks))
 
-    def _forced(self, state: engine.Prefilled, tokens: list[int]) -> torch.Tensor:
+    def _forced(self, state: engine.Prefilled, tokens: Sequence[int]) -> torch.Tensor:
         """Log-probabilities at each position of a given answer, [1, T, vocabulary]; the cache is left as it was."""
-        log_probs = forced(self.model, state, torch.tensor([tokens], device=state.logits.device))
+        log_probs = forced(self.model, state, torch.tensor([list(tokens)], device=state.logits.device))
         engine.rewind(state, len(tokens) - 1)
         return log_probs
 
