@@ -71,7 +71,8 @@ def _parameters(params: list[Any]) -> Iterator[str]:
     for panel, members in panels.items():
         yield f"| {panel} | | default |\n|---|---|---|"
         for param in members:
-            names = ", ".join(f"`{name}`" for name in sorted(param.opts, key=len, reverse=True))
+            given = [*sorted(param.opts, key=len, reverse=True), *param.secondary_opts]
+            names = ", ".join(f"`{name}`" for name in given)
             if param.param_type_name == "argument":
                 names = f"`{param.metavar}`"
             elif param.metavar:

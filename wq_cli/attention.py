@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from wq_cli.cache import WindowCacheLayer
+    from wq_cli.compiled import StepLayer
 
 ATTENTION = "wq"
 
@@ -38,6 +39,7 @@ def windowed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    step_layer: StepLayer | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of new queries, [B, Hq, Q, D], over everything cached and themselves (causal among themselves).
@@ -49,18 +51,14 @@ def windowed_attention(
         ValueError: The mask hides padding that the cache was not told of.
         ModelError: This layer sees fewer tokens than the cache holds.
     """
+    if step_layer is not None:  # this is being compiled
+        return step_layer.attend(query, scaling, kwargs.get("sliding_window")), None
     layer: WindowCacheLayer | None = getattr(key, "wq_layer", None)
     if layer is None or not layer.sealed:
         if layer is not None and layer.storage.on_queries is not None:
             layer.storage.on_queries(layer.index, query, key)
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
-    sliding_window = kwargs.get("sliding_window")
-    if sliding_window is not None and layer.length > sliding_window:
-        raise ModelError(
-            f"a layer that sees the last {sliding_window} tokens only cannot run over windows that were reordered",
-            "take a model without sliding windows",
-        )
     if (
         layer.cursor is None
         and layer.raw_mask is None
@@ -68,11 +66,38 @@ def windowed_attention(
         and not attention_mask[:, :, -1].all()
     ):
         raise ValueError("rows are padded: `VisualTokens.from_mask` must get `padding`")
-    segments, raw_key, raw_value, raw_length, raw_mask = layer.attended()
-    if layer.transform is not None:
-        query = layer.transform.queries(query)
+    return attend_sealed(layer, query, *layer.run, scaling, kwargs.get("sliding_window")), None
+
+
+def attend_sealed(
+    layer: WindowCacheLayer,
+    query: torch.Tensor,
+    raw_key: torch.Tensor,
+    raw_value: torch.Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Attention of new queries, [B, Hq, Q, D] to [B, Q, Hq, D], over the segments and the run of a sealed layer.
+
+    Args:
+        layer: The new tokens are in its run.
+        query: In the model's own coordinates and dtype.
+        raw_key, raw_value: The layer's run.
+        scaling: Factor on the scores; None for D ** -0.5.
+        sliding_window: Tokens that the model lets this layer see; None for all.
+
+    Raises:
+        ModelError: They are fewer than the cache holds.
+    """
+    if sliding_window is not None and layer.length > sliding_window:
+        raise ModelError(
+            f"a layer that sees the last {sliding_window} tokens only cannot run over windows that were reordered",
+            "take a model without sliding windows",
+        )
+    segments, raw_key, raw_value, raw_length, raw_mask = layer.attended(raw_key, raw_value)
+    stored = query if layer.transform is None else layer.transform.queries(query)
     output = attend(
-        query.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
+        stored.to(raw_key.dtype),  # what is stored may be narrower than what the model computes in
         segments,
         raw_key,
         raw_value,
@@ -82,7 +107,7 @@ def windowed_attention(
     )
     if layer.transform is not None:
         output = layer.transform.own_values(output)
-    return output.to(query.dtype).transpose(1, 2).contiguous(), None
+    return output.to(query.dtype).transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(ATTENTION, windowed_attention)

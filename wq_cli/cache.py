@@ -137,7 +137,7 @@ class WindowCacheLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.cursor is not None:
-            self._put(self.cursor, *self._transformed(key_states, value_states))
+            self.put(key_states, value_states)
             return attach_layer(key_states, self), value_states
         self.length += key_states.shape[-2]
         if not self.sealed:
@@ -228,20 +228,25 @@ class WindowCacheLayer(CacheLayerMixin):
         """Tokens of the run for the attention: a number, or where the device counts them."""
         return self.raw_length if self.cursor is None else self.cursor.length
 
-    def _put(self, cursor: Cursor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store one token where the cursor stands."""
-        raw_key, raw_value = self.run
-        raw_key.index_copy_(2, cursor.place, key.to(raw_key.dtype))
-        raw_value.index_copy_(2, cursor.place, value.to(raw_value.dtype))
+    def put(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Store one token, [B, Hkv, 1, D] each, where the cursor stands."""
+        assert self.cursor is not None and self.raw_key is not None and self.raw_value is not None
+        key, value = self._transformed(key_states, value_states)
+        self.raw_key.index_copy_(2, self.cursor.place, key.to(self.raw_key.dtype))
+        self.raw_value.index_copy_(2, self.cursor.place, value.to(self.raw_value.dtype))
 
-    def attended(self) -> tuple[list[Segment], torch.Tensor, torch.Tensor, int | torch.Tensor, torch.Tensor | None]:
+    def attended(
+        self, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[list[Segment], torch.Tensor, torch.Tensor, int | torch.Tensor, torch.Tensor | None]:
         """What attention runs over: (segments, keys and values of the run, their length, their mask).
 
         What no kernel reads is read here and goes before the run, in memory for this call.
+
+        Args:
+            key, value: The run.
         """
         packed = [s for s in self.segments if isinstance(s, Segment)]
         others = [s for s in self.segments if not isinstance(s, Segment)]
-        key, value = self.run
         if not others:
             return packed, key, value, self.length_of_run, self.raw_mask
         length = int(self.length_of_run)

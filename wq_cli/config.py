@@ -151,12 +151,18 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Generation:
-    """How the answer is drawn. Temperature 0 is greedy."""
+    """How the answer is drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        compile_layers: Whether the decoder's layers are compiled for the steps after the first token.
+    """
 
     max_new_tokens: int = 256
     temperature: float = 0.0
     seed: int = 0
     question_after_cache: bool = False
+    compile_layers: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

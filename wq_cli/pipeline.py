@@ -165,6 +165,11 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
         listener.advance()
     answer = model.text_of(ids)
     listener.token(answer[len(shown) :])
+    notices = list(result.notices)
+    if describe.is_stuck(ids):
+        notices.append(describe.STUCK_NOTICE)
+    if state.compiled and state.compiled.obstacle:
+        notices.append(state.compiled.obstacle)
     steps = np.diff(marks)[1:] * 1e3
     per_token = float(np.median(steps)) if len(steps) else None
     return replace(
@@ -177,8 +182,9 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
             decode_ms_per_token=per_token,
             tokens_per_second=1e3 / per_token if per_token else None,
             steps=state.graph,
+            compile_ms=state.compiled.compile_ms if state.compiled else None,
         ),
-        notices=(*result.notices, describe.STUCK_NOTICE) if describe.is_stuck(ids) else result.notices,
+        notices=tuple(notices),
     )
 
 

@@ -121,6 +121,8 @@ class TimingResult:
         seal_ms: Quantizing and packing alone.
         decode_ms_per_token: Median over the steps after the first token (None when there was none).
         steps: How those steps ran: as a CUDA graph, or why not; None when there were too few to tell.
+        compile_ms: First of those steps with the decoder's layers compiled, compilation included; None where they ran
+            as they are.
     """
 
     load_ms: float
@@ -132,6 +134,7 @@ class TimingResult:
     decode_ms_per_token: float | None
     tokens_per_second: float | None
     steps: str | None = None
+    compile_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,9 @@ class BenchRow:
         runs: Timed runs after it; times are medians over them.
         first_token_ms_range, decode_ms_per_token_range: Lowest and highest of the runs.
         is_peer: Whether it is a cache of transformers.
+        compile_ms: First step of all with the decoder's layers compiled, compilation included; None where they ran as
+            they are.
+        compile_obstacle: Why they did, though asked to be compiled.
     """
 
     policy: str
@@ -209,6 +215,8 @@ class BenchRow:
     first_token_ms_range: tuple[float, float]
     decode_ms_per_token_range: tuple[float, float]
     is_peer: bool = False
+    compile_ms: float | None = None
+    compile_obstacle: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from wq_cli import describe, pipeline
 from wq_cli.bench.measure import Measurement, measure
-from wq_cli.config import Generation, Settings
+from wq_cli.config import Settings
 from wq_cli.errors import UsageError
 from wq_cli.results import BenchResult
 
@@ -55,7 +55,8 @@ def run(
     Args:
         video: File to use; None renders a scene (or, with random weights, makes up frames).
         prompt: The question.
-        settings: All options; `quantization.policy` is replaced by each policy in turn.
+        settings: All options; `quantization.policy` is replaced by each policy in turn, the length of answers by
+            `decode_tokens`.
         listener: Told of stages: load, decode, encode, then one stage per policy.
         policies: Names in the order of the rows. The full-precision run is always made first, as the reference.
         batch: The same request this many times side by side.
@@ -75,9 +76,10 @@ def run(
     with pipeline.backend(settings):
         subject = open_subject(video, prompt, settings, listener, random_weights)
         prompts = [subject.prompt] * batch
-        settings = replace(settings, generation=Generation(max_new_tokens=decode_tokens + 1))
+        settings = replace(settings, generation=replace(settings.generation, max_new_tokens=decode_tokens + 1))
         rows, reference = _policy_rows(subject, prompts, settings, listener, policies, fidelity_tokens)
         notices = list(subject.notices)
+        notices += [f"{row.policy}: {row.compile_obstacle}" for row in rows if row.compile_obstacle]
         versions = made_with(subject.model)
         if with_peers:
             beside, left_out = peers.rows(

@@ -84,6 +84,8 @@ class Run:
     seal_ms: float | None
     first_token_ms: float
     decode_ms_per_token: float
+    compile_ms: float | None = None
+    compile_obstacle: str | None = None
 
 
 def timed(name: str, batch: int, where: torch.device, generate: Callable[[], Run]) -> BenchRow:
@@ -96,7 +98,7 @@ def timed(name: str, batch: int, where: torch.device, generate: Callable[[], Run
         generate: Makes a run.
     """
     started = time.perf_counter()
-    generate()
+    cold = generate()
     warmup_ms = (time.perf_counter() - started) * 1e3
 
     device.reset_peak(where)
@@ -122,6 +124,8 @@ def timed(name: str, batch: int, where: torch.device, generate: Callable[[], Run
         kl_to_full=None,
         greedy_agreement=None,
         warmup_ms=warmup_ms,
+        compile_ms=cold.compile_ms,
+        compile_obstacle=cold.compile_obstacle,
     )
 
 
@@ -176,6 +180,8 @@ def _generate(model: VideoModel, prompts: list[Prompt], settings: Settings, sens
         seal_ms=state.seal_ms,
         first_token_ms=state.first_token_ms,
         decode_ms_per_token=median(1e3 * step for step in np.diff(marks).tolist()),
+        compile_ms=state.compiled.compile_ms if state.compiled else None,
+        compile_obstacle=state.compiled.obstacle if state.compiled else None,
     )
 
 

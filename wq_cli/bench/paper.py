@@ -207,7 +207,7 @@ def _reported(rows: list[PaperRow]) -> Iterator[list[PaperRow]]:
 
 def fused(query: torch.Tensor, layer: WindowCacheLayer) -> torch.Tensor:
     """Attention over packed segments and run in one pass, [B, Hq, 1, D]."""
-    segments, key, value, length, mask = layer.attended()
+    segments, key, value, length, mask = layer.attended(*layer.run)
     return attend(query, segments, key, value, length, scaling=query.shape[-1] ** -0.5, raw_mask=mask)
 
 

@@ -12,7 +12,7 @@ from wq_cli.commands import options as opt
 from wq_cli.commands.groups import grouped
 from wq_cli.commands.output import Output
 from wq_cli.commands.parsing import parse_text
-from wq_cli.config import Limits, Quantization, Runtime, Sampling, Settings
+from wq_cli.config import Generation, Limits, Quantization, Runtime, Sampling, Settings
 from wq_cli.console import Listener
 from wq_cli.errors import UsageError
 
@@ -85,6 +85,7 @@ def bench(
     quantization: Quantization,
     decode_tokens: DecodeTokens = 32,
     fidelity_tokens: FidelityTokens = 32,
+    compile_layers: opt.CompileLayers = Generation.compile_layers,
     plot: Plot = None,
     output: Output,
 ) -> None:
@@ -111,7 +112,7 @@ def bench(
         result = benchmark.run(
             video,
             prompt,
-            Settings(sampling, quantization, runtime=runtime, limits=limits),
+            Settings(sampling, quantization, Generation(compile_layers=compile_layers), runtime, limits),
             listener,
             policies=names or benchmark.DEFAULT_POLICIES,
             batch=batch,

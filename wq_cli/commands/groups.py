@@ -97,10 +97,15 @@ def _generation(
     max_new_tokens: opt.MaxNewTokens = Generation.max_new_tokens,
     temperature: opt.Temperature = Generation.temperature,
     question_after_cache: opt.QuestionAfterCache = False,
+    compile_layers: opt.CompileLayers = Generation.compile_layers,
     seed: opt.Seed = Generation.seed,
 ) -> Generation:
     return Generation(
-        max_new_tokens=max_new_tokens, temperature=temperature, question_after_cache=question_after_cache, seed=seed
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        question_after_cache=question_after_cache,
+        compile_layers=compile_layers,
+        seed=seed,
     )
 
 

@@ -178,6 +178,14 @@ Temperature = Annotated[float, number("--temperature", "-t", panel=ANSWER, help=
 QuestionAfterCache = Annotated[
     bool, option("--question-after-cache", panel=ANSWER, help="Quantize first, then read the question.")
 ]
+CompileLayers = Annotated[
+    bool,
+    option(
+        "--compile/--no-compile",
+        panel=ANSWER,
+        help="Compile the decoder's layers: seconds at first, fewer kernels a token.",
+    ),
+]
 
 AllWindows = Annotated[bool, option("--all-windows", panel=OUTPUT, help="One row per window, however many.")]
 Json = Annotated[bool, option("--json", panel=OUTPUT, help="Print one JSON document and nothing else.")]

@@ -66,6 +66,7 @@ def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
         versions,
         "bits per visual element; first: time to the first token; token: each later one",
         _spread(result),
+        _compilation(result),
     ]
     if any(row.is_peer for row in result.rows):
         lines.append("hf: caches of transformers with the model's own attention; their bits are those of all tokens")
@@ -75,6 +76,12 @@ def conditions(result: BenchResult, glyphs: Glyphs) -> Text:
             "tokens through the packed cache"
         )
     return Text("\n".join(line for line in lines if line), style="dim")
+
+
+def _compilation(result: BenchResult) -> str:
+    """The longest first step with compiled layers; empty where none are."""
+    compiled = [row.compile_ms for row in result.rows if row.compile_ms is not None]
+    return f"decoder layers compiled, in {format.milliseconds(max(compiled))}" if compiled else ""
 
 
 def slower(result: BenchResult, glyphs: Glyphs) -> str | None:

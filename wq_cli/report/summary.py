@@ -49,6 +49,8 @@ def speed(result: AskResult, glyphs: Glyphs) -> Text:
         parts.append(f"{result.timing.decode_ms_per_token:.1f} ms per token")
     if result.timing.steps == "CUDA graph":
         parts.append("CUDA graph")
+    if result.timing.compile_ms is not None:
+        parts.append(f"compiled in {format.milliseconds(result.timing.compile_ms)}")
     if result.finish_reason == "length":
         parts.append("cut by --max-new-tokens")
     return Text(f" {glyphs.dot} ".join(parts), style="dim")

@@ -1,0 +1,135 @@
+"""The decoder layers of a step compiled by `torch.compile`: a handful of kernels where a layer launches dozens.
+
+Norms, projections, rotary position, MLP and the write into the cache become one graph; attention over packed windows
+stays the one operation that it is. All layers of a model run the same compiled function: what they differ in reaches
+it as a tensor, since a number would be compiled into it. Another batch size, dtype or model compiles anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch._dynamo import maybe_mark_dynamic
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+from wq_cli.attention import attend_sealed
+from wq_cli.engine import run_decoder
+from wq_cli.errors import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wq_cli.cache import WindowCache, WindowCacheLayer
+    from wq_cli.models.base import VideoModel
+
+_NOT_COMPILED = "the decoder's layers are not compiled"
+_numbers = itertools.count()
+_layers: WeakValueDictionary[int, WindowCacheLayer] = WeakValueDictionary()
+
+
+@torch.library.custom_op("wq::attend_sealed", mutates_args=())
+def _attend_sealed(
+    query: torch.Tensor,
+    raw_key: torch.Tensor,
+    raw_value: torch.Tensor,
+    number: torch.Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """`attention.attend_sealed` of the layer with this number, which lies on the CPU."""
+    return attend_sealed(_layers[int(number)], query, raw_key, raw_value, scaling, sliding_window)
+
+
+@_attend_sealed.register_fake
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
+    batch, heads, count, channels = query.shape
+    return query.new_empty(batch, count, heads, channels)
+
+
+class StepLayer:
+    """A layer of the cache as its compiled decoder layer sees it, in the place of the whole cache."""
+
+    def __init__(self, layer: WindowCacheLayer) -> None:
+        self._layer = layer
+        number = next(_numbers)
+        _layers[number] = layer
+        self._number = torch.tensor(number)
+
+    def mark_capacity(self) -> None:
+        """Runs of layers differ in length, for which nothing is to be compiled anew."""
+        for run in self._layer.run:
+            maybe_mark_dynamic(run, 2)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store one token; what the model takes a cache for."""
+        self._layer.put(key_states, value_states)
+        return key_states, value_states
+
+    def attend(self, query: torch.Tensor, scaling: float | None, sliding_window: int | None) -> torch.Tensor:
+        """[B, Hq, 1, D] to [B, 1, Hq, D]. The run is handed over so that its write comes before."""
+        run = self._layer.raw_key, self._layer.raw_value
+        return _attend_sealed(query, *run, self._number, scaling, sliding_window)
+
+
+class CompiledDecoder:
+    """One token more through the decoder with its layers compiled, or as they are where that fails.
+
+    Attributes:
+        obstacle: A sentence on why they run as they are; None when compiled.
+        compile_ms: What the first token took, compilation included; None before it and where they run as they are.
+    """
+
+    def __init__(self, model: VideoModel, cache: WindowCache) -> None:
+        self._model, self._cache = model, cache
+        self._steps = [StepLayer(layer) for layer in cache.layers]
+        self.compile_ms: float | None = None
+        changed = any("forward" in vars(layer) for layer in model.decoder.layers)
+        self.obstacle = f"{_NOT_COMPILED}: others have changed what they run" if changed else None
+
+    def __call__(self, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`engine.run_decoder` of tokens [B, 1, D], within `WindowCache.stepping`."""
+        started = time.perf_counter()
+        if self.obstacle is None:
+            try:
+                with self._compiled_layers():
+                    hidden = run_decoder(self._model, embeds, positions, self._cache)
+                if self.compile_ms is None:
+                    self.compile_ms = (time.perf_counter() - started) * 1e3
+                return hidden
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+                self.obstacle = f"{_NOT_COMPILED}: {first_line(error)}"
+        # A layer that ran already writes the same token to the same place.
+        return run_decoder(self._model, embeds, positions, self._cache)
+
+    @contextmanager
+    def _compiled_layers(self) -> Iterator[None]:
+        layers = list(zip(self._model.decoder.layers, self._steps, strict=True))
+        for layer, step in layers:
+            step.mark_capacity()
+            layer.forward = functools.partial(self._run, layer, step)
+        try:
+            yield
+        finally:
+            for layer, _ in layers:
+                del layer.forward  # back to that of its class
+
+    def _run(self, layer: Any, step: StepLayer, *args: Any, **inputs: Any) -> torch.Tensor:
+        inputs = {name: step if value is self._cache else value for name, value in inputs.items()}
+        # PyTorch counts the compilations of a function, so it must not be a wrapper that all kinds of layers share.
+        forward = _compiled(inspect.unwrap(type(layer).forward))
+        return forward(layer, *args, step_layer=step, **inputs)
+
+
+@functools.cache
+def _compiled(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The forward of a kind of decoder layer, compiled when it first runs."""
+    return torch.compile(forward, fullgraph=True, dynamic=False)
