@@ -33,7 +33,7 @@ def draw_front(result: EvalResult) -> bytes:
     draw = ImageDraw.Draw(image)
     title = f"{result.model.name}: {result.questions} questions of {result.suite}, {result.frames} frames"
     draw.text((_MARGIN, _MARGIN), canvas.fitted(draw, title, WIDTH - 2 * _MARGIN, _TITLE), INK, font(_TITLE))
-    said = ["broad line: the rows that no other row beats at as many bits or fewer"]
+    said = ["broad line: the rows whose KL no other row beats at as many bits or fewer"]
     beyond = ", ".join(f"{row.label} ({row.effective_bits:.1f} bits)" for row in every if row not in rows)
     said += [f"further right: {beyond}"] if beyond else []
     for line, text in enumerate(said):
@@ -45,14 +45,14 @@ def draw_front(result: EvalResult) -> bytes:
 
 
 def _draw_kl(draw: ImageDraw.ImageDraw, rows: Sequence[EvalRow], top: int) -> None:
-    # A KL of zero has no logarithm: it stands at the lower end.
+    # A KL of zero has no logarithm: the axes put it at the lower end.
     y_range = decades([row.kl_to_full for row in rows if row.kl_to_full > 0] or [1.0])
     axes = _axes(draw, rows, top, y_range, "KL to full precision (nats), with its standard error", log_y=True)
-    _draw_front(axes, rows, lambda row: max(row.kl_to_full, y_range[0]), best=min)
+    axes.line([(row.effective_bits, row.kl_to_full) for row in front(rows)], PALE, width=12)
     for row in rows:
         error = row.kl_standard_error or 0.0
         axes.line([(row.effective_bits, row.kl_to_full + sign * error) for sign in (-1, 1)], GREY, width=1)
-    _draw_rows(axes, rows, lambda row: max(row.kl_to_full, y_range[0]))
+    _draw_rows(axes, rows, lambda row: row.kl_to_full)
     names = list(dict.fromkeys(map(_series, rows)))
     axes.legend([f"{name} (ours)" if name == OURS else name for name in names])
 
@@ -62,11 +62,10 @@ def _draw_accuracy(draw: ImageDraw.ImageDraw, rows: Sequence[EvalRow], full: Eva
     error = full.standard_error or 0.0
     ends = [full.accuracy - error, full.accuracy + error, *(row.accuracy for row in rows)]
     y_range = (max(0.0, min(ends) - 0.01), min(1.0, max(ends) + 0.01))
-    heading = "accuracy; grey: full precision with its standard error"
+    heading = "accuracy; grey lines: full precision and its standard error"
     axes = _axes(draw, rows, top, y_range, heading, percent=True)
     for sign, width in ((-1, 1), (0, 3), (1, 1)):
         axes.line([(bits, full.accuracy + sign * error) for bits in _x_range(rows)], GREY, width)
-    _draw_front(axes, rows, lambda row: row.accuracy, best=max)
     _draw_rows(axes, rows, lambda row: row.accuracy)
 
 
@@ -92,29 +91,13 @@ def _axes(
     return axes
 
 
-def front(
-    rows: Sequence[EvalRow], value: Callable[[EvalRow], float], best: Callable[[float, float], float]
-) -> list[EvalRow]:
-    """The rows that no other row beats at as many bits or fewer, by bits.
-
-    Args:
-        value: What is compared.
-        best: `min` or `max`.
-    """
+def front(rows: Sequence[EvalRow]) -> list[EvalRow]:
+    """The rows whose KL no other row beats at as many bits or fewer, by bits."""
     kept: list[EvalRow] = []
-    for row in sorted(rows, key=lambda row: (row.effective_bits, value(row) if best is min else -value(row))):
-        if not kept or (value(row) != value(kept[-1]) and best(value(row), value(kept[-1])) == value(row)):
+    for row in sorted(rows, key=lambda row: (row.effective_bits, row.kl_to_full)):
+        if not kept or row.kl_to_full < kept[-1].kl_to_full:
             kept.append(row)
     return kept
-
-
-def _draw_front(
-    axes: Axes,
-    rows: Sequence[EvalRow],
-    value: Callable[[EvalRow], float],
-    best: Callable[[float, float], float],
-) -> None:
-    axes.line([(row.effective_bits, value(row)) for row in front(rows, value, best)], PALE, width=12)
 
 
 def _series(row: EvalRow) -> str:
