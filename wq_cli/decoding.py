@@ -15,7 +15,7 @@ import wq_kernels
 from wq_cli.engine import run_decoder, windowed_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from wq_cli.cache import WindowCache
     from wq_cli.config import Generation
@@ -57,11 +57,10 @@ class Step:
         self._eos = torch.tensor(sorted(model.eos_ids) if stop_at_eos else [], dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._warm = False
-        self._decoder: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._as_it_is
         if settings.compile_layers:
             from wq_cli.compiled import CompiledDecoder  # loads the compiler
 
-            state.compiled = self._decoder = CompiledDecoder(model, state.cache)
+            state.compiled = CompiledDecoder(model, state.cache)
         state.position = state.position.clone()
         state.graph = obstacle(model, state.cache)
         self.token = draw(state.logits, self._temperature, self._generator)
@@ -83,14 +82,15 @@ class Step:
         """Everything on the device, nothing waited for, results in place."""
         state = self._state
         state.cache.advance()
-        hidden = self._decoder(self._model.embed(self.token)[:, None], state.position[:, None])
+        embeds, positions = self._model.embed(self.token)[:, None], state.position[:, None]
+        if state.compiled is None:
+            hidden = run_decoder(self._model, embeds, positions, state.cache)
+        else:
+            hidden = state.compiled(embeds, positions)
         drawn = draw(self._model.logits(hidden[:, -1]), self._temperature, self._generator)
         self.token.copy_(torch.where(self.ended, self.token, drawn))
         self.ended |= (self.token[:, None] == self._eos).any(dim=1)
         state.position += 1
-
-    def _as_it_is(self, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return run_decoder(self._model, embeds, positions, self._state.cache)
 
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +63,71 @@ def test_compiled_layers_give_the_same_tokens(family: str, tmp_path: Path) -> No
     assert state.compiled.compile_ms is not None
     assert counters["stats"]["unique_graphs"] == 1  # not one a layer
     assert not any("forward" in vars(module) for module in model.model.modules())
+
+
+def test_other_batches_compile_anew_and_the_cache_is_let_go(tmp_path: Path) -> None:
+    model = load(llava_onevision, tmp_path)
+    for rows, graphs in ((1, 1), (2, 2), (1, 2)):
+        state = prefilled(model, rows=rows)
+        tokens = answer(model, state, True)
+        assert tokens == answer(model, prefilled(model, rows=rows), False)
+        assert counters["stats"]["unique_graphs"] == graphs
+        layer = weakref.ref(state.cache.layers[0])
+        del state
+        gc.collect()
+        assert layer() is None
+
+
+@pytest.mark.parametrize("policy", ["akvq-vl", "kivi"])  # coordinates of its own; what no kernel reads
+def test_every_way_of_storing(policy: str, tmp_path: Path) -> None:
+    model = load(llava_onevision, tmp_path)
+    state = prefilled(model, policy)
+    assert answer(model, state, True) == answer(model, prefilled(model, policy), False)
+    assert state.compiled is not None and state.compiled.obstacle is None
+
+
+def test_logits_in_bfloat16_are_within_its_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the same weights in float32, compiled layers, which round less often, are about as far off."""
+    model = load(llava_onevision, tmp_path, "bfloat16")
+
+    def logits(compiled: bool) -> torch.Tensor:
+        """Of the step after a given token."""
+        state = prefilled(model, "fp16")
+        state.logits = torch.nn.functional.one_hot(torch.tensor([7]), state.logits.shape[1]).float()
+        seen = []
+        with monkeypatch.context() as patch:
+            plain = model.logits
+            patch.setattr(model, "logits", lambda hidden: seen.append(plain(hidden)) or seen[-1])
+            list(decoding.decode(model, state, Generation(max_new_tokens=2, compile_layers=compiled), False))
+        return seen[0]
+
+    written, compiled = logits(False), logits(True)
+    model.model.float()
+    exact = logits(False)
+    assert not torch.equal(written, exact)
+    assert (compiled - exact).norm() < 1.5 * (written - exact).norm()
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(llava_onevision, tmp_path)
+    expected = answer(model, prefilled(model), False)
+    mlp = model.decoder.layers[1].mlp
+    whole = type(mlp).forward
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return whole(self, x)
+
+    monkeypatch.setattr(type(mlp), "forward", forward)
+    state = prefilled(model)
+    assert answer(model, state, True) == expected
+    assert state.compiled is not None and state.compiled.compile_ms is None
+    assert state.compiled.obstacle is not None
+    assert state.compiled.obstacle.startswith("the decoder's layers are not compiled: ")
+    hooked = prefilled(model)
+    layer = model.decoder.layers[0]
+    layer.forward = layer.forward
+    assert answer(model, hooked, True) == expected
+    assert hooked.compiled is not None
+    assert hooked.compiled.obstacle == "the decoder's layers are not compiled: others have changed what they run"
+    assert layer.__dict__.pop("forward") is not None
