@@ -1,7 +1,11 @@
-"""Decoder layers compiled for the steps: the tokens of the layers as they are, one compilation for all layers."""
+"""Decoder layers compiled for the steps: the tokens of the layers as they are, one compilation for all layers.
+
+Making C++ of a graph takes seconds, so that most tests run the graph that would be made into kernels.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -12,19 +16,21 @@ import pytest
 import torch
 from tiny_families import MAKERS
 from tiny_models import llava_onevision
-from tiny_qwen_vl import qwen_vl
+from tiny_qwen_vl import TOKENS, qwen_vl
 from torch._dynamo.utils import counters
 
-from wq_cli import decoding, engine
+from wq_cli import compiled, decoding, engine
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import VideoModel
 
 STEPS = 9
+# One of every kind of decoder layer.
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen2": llava_onevision,
-    "qwen3_vl": lambda folder: qwen_vl(folder, "qwen3_vl"),  # norms of queries and keys
+    "llama": MAKERS["smolvlm"],
     "mistral": MAKERS["llava_next-mistral"],
+    **{name: functools.partial(qwen_vl, family=name) for name in TOKENS},
 }
 
 
@@ -32,6 +38,12 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
 def nothing_compiled_before() -> None:
     torch.compiler.reset()
     counters.clear()
+
+
+@pytest.fixture
+def graphs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
+    monkeypatch.setattr(compiled, "_compiled", functools.cache(make))
 
 
 def load(maker: Callable[[Path], Path], folder: Path, dtype: str = "float32") -> VideoModel:
@@ -49,14 +61,22 @@ def prefilled(model: VideoModel, policy: str = "windowquant", rows: int = 1) -> 
     return state
 
 
-def answer(model: VideoModel, state: engine.Prefilled, compiled: bool) -> list[list[int]]:
-    how = Generation(max_new_tokens=STEPS, compile_layers=compiled)
+def answer(model: VideoModel, state: engine.Prefilled, compile_layers: bool) -> list[list[int]]:
+    how = Generation(max_new_tokens=STEPS, compile_layers=compile_layers)
     return torch.stack(list(decoding.decode(model, state, how, False)), dim=1).tolist()
 
 
+@pytest.mark.usefixtures("graphs_only")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_layers_give_the_same_tokens(family: str, tmp_path: Path) -> None:
-    model = load(FAMILIES[family], tmp_path)
+def test_all_layers_of_a_family_are_one_graph(family: str, tmp_path: Path) -> None:
+    check(load(FAMILIES[family], tmp_path))
+
+
+def test_kernels_give_the_same_tokens(tmp_path: Path) -> None:
+    check(load(llava_onevision, tmp_path))
+
+
+def check(model: VideoModel) -> None:
     state = prefilled(model)
     assert answer(model, state, True) == answer(model, prefilled(model), False)
     assert state.compiled is not None and state.compiled.obstacle is None
@@ -65,6 +85,7 @@ def test_compiled_layers_give_the_same_tokens(family: str, tmp_path: Path) -> No
     assert not any("forward" in vars(module) for module in model.model.modules())
 
 
+@pytest.mark.usefixtures("graphs_only")
 def test_other_batches_compile_anew_and_the_cache_is_let_go(tmp_path: Path) -> None:
     model = load(llava_onevision, tmp_path)
     for rows, graphs in ((1, 1), (2, 2), (1, 2)):
@@ -78,6 +99,7 @@ def test_other_batches_compile_anew_and_the_cache_is_let_go(tmp_path: Path) -> N
         assert layer() is None
 
 
+@pytest.mark.usefixtures("graphs_only")
 @pytest.mark.parametrize("policy", ["akvq-vl", "kivi"])  # coordinates of its own; what no kernel reads
 def test_every_way_of_storing(policy: str, tmp_path: Path) -> None:
     model = load(llava_onevision, tmp_path)
@@ -90,7 +112,7 @@ def test_logits_in_bfloat16_are_within_its_rounding(tmp_path: Path, monkeypatch:
     """Beside the same weights in float32, compiled layers, which round less often, are about as far off."""
     model = load(llava_onevision, tmp_path, "bfloat16")
 
-    def logits(compiled: bool) -> torch.Tensor:
+    def logits(compile_layers: bool) -> torch.Tensor:
         """Of the step after a given token."""
         state = prefilled(model, "fp16")
         state.logits = torch.nn.functional.one_hot(torch.tensor([7]), state.logits.shape[1]).float()
@@ -98,14 +120,14 @@ def test_logits_in_bfloat16_are_within_its_rounding(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             plain = model.logits
             patch.setattr(model, "logits", lambda hidden: seen.append(plain(hidden)) or seen[-1])
-            list(decoding.decode(model, state, Generation(max_new_tokens=2, compile_layers=compiled), False))
+            list(decoding.decode(model, state, Generation(max_new_tokens=2, compile_layers=compile_layers), False))
         return seen[0]
 
-    written, compiled = logits(False), logits(True)
+    written, fused = logits(False), logits(True)
     model.model.float()
     exact = logits(False)
     assert not torch.equal(written, exact)
-    assert (compiled - exact).norm() < 1.5 * (written - exact).norm()
+    assert (fused - exact).norm() < 1.5 * (written - exact).norm()
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
