@@ -204,15 +204,9 @@ def plan_attend(
     return AttendPlan(budget, last + 1, tuple(packed), raw, last + 1 + slots, raw.first_tile)
 
 
-def pack_rows(words: int) -> int:
-    """Tokens that a program of the pack kernel, one warp, takes at a time: two words a thread.
-
-    Four-byte loads spread a plane's channels over many threads, so that few of them share the extremes of a channel.
-
-    Args:
-        words: Words per token.
-    """
-    return max(1, 64 // next_power_of_two(words))
+def pack_rows(channels: int) -> int:
+    """Tokens that a program of the pack kernel, one warp, takes at a time: 16 values a thread."""
+    return max(1, 512 // next_power_of_two(channels))
 
 
 def unpack_rows(words: int) -> int:
