@@ -36,8 +36,8 @@ def store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partia
     b_total = tl.where(b_total > 0, b_total, 1.0)
     b_share = 1.0 / b_total
     tl.store(lse + place, b_top + tl.log2(b_total), mask=m_row)
+    WIDTH: tl.constexpr = outputs[0].shape[0]
     for i in tl.static_range(len(outputs)):
-        WIDTH: tl.constexpr = outputs[i].shape[0]
         channel = i * WIDTH + tl.arange(0, WIDTH)
         p_output = output + place[None, :] * D + channel[:, None]
         tl.store(p_output, outputs[i] * b_share[None, :], mask=m_row[None, :] & (channel < D)[:, None])
@@ -66,6 +66,7 @@ def attend_kernel(
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOWS: tl.constexpr, TILES: tl.constexpr,
     RAW_TILE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
     LENGTH_ON_DEVICE: tl.constexpr, USE_MASK: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Partial attention of each stretch in a program's share: softmax(q k^T) v over its tokens, and the log-sum-exp.
 
@@ -107,6 +108,7 @@ def attend_kernel(
                 head_block(values[i], before, VALUE_BITS[i], WINDOWS[i], D),
                 scratch + extents[i][4] // 16 * BLOCK_M, tops, first, stop, scaling,
                 KEY_BITS[i], VALUE_BITS[i], WINDOWS[i], TILES[i], D, BLOCK_C, BLOCK_M, STAGES, DTYPE, USE_ASSEMBLY,
+                PREFETCH,
             )  # fmt: skip
             slot = program + extents[i][3] // 16
             store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
@@ -223,6 +225,7 @@ def attend(
     scratch = query.new_empty(2, batch * heads * blocks * plan.tiles * tile.query_block, dtype=torch.float32)
     output = query.new_empty(query.shape)
     float32 = query.dtype == torch.float32
+    on_gpu = not isinstance(attend_kernel, InterpretedFunction)
     attend_kernel[(plan.programs, blocks, batch * heads)](
         query, partial, lse, scratch, scratch.shape[1], plan.tiles, plan.partials, opaque(plan.budget),
         tuple(pointers(segment.key) for segment in segments),
@@ -244,7 +247,8 @@ def attend(
         LENGTH_ON_DEVICE=not isinstance(raw_length, int),
         USE_MASK=raw_mask is not None,
         DTYPE=tl.float32 if float32 else tl.float16,
-        USE_ASSEMBLY=not float32 and not isinstance(attend_kernel, InterpretedFunction),
+        USE_ASSEMBLY=on_gpu and not float32,
+        PREFETCH=on_gpu and gpu.bulk_prefetch,
         num_warps=1,
         maxnreg=tile.registers,
     )  # fmt: skip

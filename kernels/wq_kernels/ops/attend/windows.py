@@ -27,6 +27,7 @@ from wq_kernels.ops.attend.planes import (
 )
 from wq_kernels.ops.attend.run import load_queries, load_raw, new_maximum, raw_outputs, raw_scores, zero_outputs
 
+PREFETCH_WINDOWS = tl.constexpr(4)
 # Of a subnormal float16 to its mantissa.
 CODE_UNIT = tl.constexpr(16777216.0)
 
@@ -118,14 +119,20 @@ def add_minima(parts, minimum, scratch, tops, first, stop, b_top, PARTS: tl.cons
 
 
 @triton.jit
-def packed_scores(slices, words, scales, TILE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
+def scaled_queries(slices, scales, DTYPE: tl.constexpr):
+    """q * s, [16, M] for every block and plane."""
+    queries = ()
+    for i in tl.static_range(len(slices)):
+        queries = queries + (slices[i] * scales[i].to(DTYPE)[:, None],)
+    return queries
+
+
+@triton.jit
+def packed_scores(queries, words, TILE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
                   BLOCK_M: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr):  # fmt: skip
     """(q * s) . c in code units, [16, M] for every 16 tokens of a tile."""
     PLANES: tl.constexpr = 16 // BITS
     BLOCKS: tl.constexpr = (D // PLANES + 15) // 16
-    queries = ()
-    for i in tl.static_range(BLOCKS * PLANES):
-        queries = queries + (slices[i] * scales[i].to(DTYPE)[:, None],)
     scores = ()
     for t in tl.static_range(TILE // 16):
         b_score = tl.zeros([16, BLOCK_M], dtype=tl.float32)
@@ -162,11 +169,32 @@ def packed_outputs(outputs, b_decay, weights, words, scales, TILE: tl.constexpr,
 
 
 @triton.jit
+def prefetch_bytes(pointer, nbytes):
+    """Bring bytes into L2; a multiple of 16 that begins at one."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
+        "@first cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r", [pointer, nbytes], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def prefetch(block, window, count, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
+    """Bring the first windows of a program's stretch into L2: else every phase of a short one waits for memory anew."""
+    count = tl.minimum(count, PREFETCH_WINDOWS)
+    if WINDOW * BITS % 8 == 0:
+        prefetch_bytes(block[0] + window * (WINDOW * D * BITS // 16), count * (WINDOW * D * BITS // 8))
+    if BITS != 16:
+        prefetch_bytes(block[1] + window * D, count * (2 * D))
+        prefetch_bytes(block[2] + window * D, count * (2 * D))
+
+
+@triton.jit
 def attend_windows(
     p_q, m_row, key, value, scratch, tops, first, stop, scaling,
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
-    DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
+    DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Attention over tiles [first, stop) of a head's windows.
 
@@ -180,6 +208,11 @@ def attend_windows(
         weights [M].
     """
     PARTS: tl.constexpr = (WINDOW + TILE - 1) // TILE
+    if PREFETCH:
+        window = first // PARTS
+        count = (stop + PARTS - 1) // PARTS - window
+        prefetch(key, window, count, KEY_BITS, WINDOW, D)
+        prefetch(value, window, count, VALUE_BITS, WINDOW, D)
     parts, b_largest = load_queries(p_q, m_row, D, BLOCK_C)
     b_unit = power_of_two_above(b_largest)
     if KEY_BITS != 16:
@@ -206,14 +239,14 @@ def attend_windows(
             value_scales = load_scales(value[1], tile // PARTS, D, VALUE_BITS, USE_ASSEMBLY)
         scores = ()
         if KEY_BITS != 16:
+            queries = scaled_queries(slices, key_scales, DTYPE)
+            key_scales = load_scales(key[1], following, D, KEY_BITS, USE_ASSEMBLY)
             words = load_words(key[0], tile, stop - 1, WINDOW, TILE, D * KEY_BITS // 16, False)
             b_bias = tl.load(scratch + tile * BLOCK_M + column)
-            next_scales = load_scales(key[1], following, D, KEY_BITS, USE_ASSEMBLY)
             b_factor = CODE_UNIT * b_unit * scaling
-            products = packed_scores(slices, words, key_scales, TILE, D, KEY_BITS, BLOCK_M, DTYPE, USE_ASSEMBLY)
+            products = packed_scores(queries, words, TILE, D, KEY_BITS, BLOCK_M, DTYPE, USE_ASSEMBLY)
             for t in tl.static_range(TILE // 16):
                 scores = scores + (products[t] * b_factor[None, :] + b_bias[None, :],)
-            key_scales = next_scales
         else:
             for t in tl.static_range(TILE // 16):
                 keys = load_raw(key[0], D, token + t * 16, inner + t * 16 < WINDOW, D, BLOCK_C, False)
