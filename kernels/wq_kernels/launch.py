@@ -14,6 +14,8 @@ from wq_kernels.layout import RAW_BITS, Segment
 PIECE_ELEMENTS = 2**20
 # Registers of a multiprocessor, all of them in use by as many one-warp programs as fit.
 REGISTERS = 65536
+# Parts of a multiprocessor, each with its own share of them.
+SCHEDULERS = 4
 WARP = 32
 # Shared memory that the system takes with every program.
 SYSTEM_SHARED_BYTES = 1024
@@ -27,10 +29,17 @@ TOKEN_COST = {2: 10, 4: 13, 8: 20, RAW_BITS: 30}
 
 @dataclass(frozen=True)
 class Card:
-    """What the choices need to know of a GPU."""
+    """What the choices need to know of a GPU.
+
+    Attributes:
+        multiprocessors: How many.
+        shared_bytes: Most shared memory that a program may take.
+        bulk_prefetch: Whether one instruction brings a run of bytes into L2.
+    """
 
     multiprocessors: int
     shared_bytes: int
+    bulk_prefetch: bool = False
 
 
 @lru_cache
@@ -39,8 +48,8 @@ def card(device: torch.device) -> Card:
     if device.type != "cuda":
         return Card(multiprocessors=2, shared_bytes=2**17)
     properties = torch.cuda.get_device_properties(device)
-    # Missing in the type stub only.
-    return Card(properties.multi_processor_count, properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in the type stub
+    return Card(properties.multi_processor_count, shared_bytes, properties.major >= 9)
 
 
 def next_power_of_two(n: int) -> int:
@@ -114,7 +123,8 @@ class AttendTile:
         """One-warp programs that run on a card at once."""
         per_program = self.shared_bytes + SYSTEM_SHARED_BYTES
         by_memory = (card.shared_bytes + SYSTEM_SHARED_BYTES) // per_program
-        return card.multiprocessors * max(1, min(REGISTERS // (WARP * self.registers), by_memory))
+        by_registers = SCHEDULERS * (REGISTERS // SCHEDULERS // (WARP * self.registers))
+        return card.multiprocessors * max(1, min(by_registers, by_memory))
 
 
 def choose_tile(query_rows: int, channels: int, segments: Sequence[SegmentShape], card: Card) -> AttendTile:
@@ -125,8 +135,8 @@ def choose_tile(query_rows: int, channels: int, segments: Sequence[SegmentShape]
     # A third stage keeps a second tile in shared memory.
     stages = 3 if 2 * packed_bytes <= card.shared_bytes // 2 else 2
     few = query_rows <= 8
-    # Beside the tiles: minima of 16 windows, and what moves between layouts.
-    shared_bytes = max(raw_bytes, (stages - 1) * packed_bytes, 32 * channels) + 2048
+    # Beside the tiles: minima and sums of 16 windows, and what moves between layouts.
+    shared_bytes = max(raw_bytes, (stages - 1) * packed_bytes, 40 * channels) + 2048
     return AttendTile(8 if few else 16, raw_tokens, stages, 168 if few else 248, shared_bytes)
 
 
@@ -204,15 +214,9 @@ def plan_attend(
     return AttendPlan(budget, last + 1, tuple(packed), raw, last + 1 + slots, raw.first_tile)
 
 
-def pack_rows(words: int) -> int:
-    """Tokens that a program of the pack kernel, one warp, takes at a time: two words a thread.
-
-    Four-byte loads spread a plane's channels over many threads, so that few of them share the extremes of a channel.
-
-    Args:
-        words: Words per token.
-    """
-    return max(1, 64 // next_power_of_two(words))
+def pack_rows(channels: int) -> int:
+    """Tokens that a program of the pack kernel, one warp, takes at a time: 16 values a thread."""
+    return max(1, 512 // next_power_of_two(channels))
 
 
 def unpack_rows(words: int) -> int:

@@ -1,23 +1,19 @@
 """The stored format of a quantized KV cache: what every bit means, and nothing about how it is made or read.
 
 A block is one side (keys or values) of a run of windows that share a width. A packed block keeps integer codes in
-int16 words, token by token: the C = D * bits / 16 words of a token hold its D channels, P = 16 / bits codes in a word.
-The code at bits [p * bits, (p + 1) * bits) of a word belongs to plane p; plane p of all words are the channels
-[p * C, (p + 1) * C), in the order of `channel_order`. One scale and one minimum per window, KV head and channel turn
-codes back: x = scale * code + minimum; they lie in the channels' own order.
+int16 words, token by token: the C = D * bits / 16 words of a token hold its D channels in order, P = 16 / bits codes in
+a word. The code of plane p, at bits [p * bits, (p + 1) * bits) of word m, is that of channel m * P + p. One scale and
+one minimum per window, KV head and channel turn codes back: x = scale * code + minimum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 WORD_BITS = 16
-# Words that a kernel takes at a time; the order of channels repeats with them.
-WORD_BLOCK = 16
 PACKED_BITS = (2, 4, 8)
 RAW_BITS = 16
 # Ten bits of mantissa: more than bfloat16 has, so that half models lose nothing; values beyond 65504 are clipped.
@@ -38,29 +34,6 @@ def words_per_token(channels: int, bits: int) -> int:
     if channels * bits % (2 * WORD_BITS):
         raise ValueError(f"a head of {channels} channels cannot be packed at {bits} bits: no whole number of int32")
     return channels * bits // WORD_BITS
-
-
-@lru_cache
-def channel_order(channels: int, bits: int) -> tuple[int, ...]:
-    """Channel of plane p of word m, at place p * C + m.
-
-    Inside a block of 16 words the even channels come first, then the odd ones: a thread of the tensor cores holds rows
-    r and r + 8 of a tile, whose scales then lie side by side.
-    """
-    words = words_per_token(channels, bits)
-    order = []
-    for plane in range(codes_per_word(bits)):
-        for start in range(0, words, WORD_BLOCK):
-            block = range(plane * words + start, plane * words + min(words, start + WORD_BLOCK))
-            order += [*block[::2], *block[1::2]]
-    return tuple(order)
-
-
-@lru_cache
-@torch.inference_mode(False)  # what is kept serves calls with gradients too
-def channel_index(channels: int, bits: int, device: torch.device) -> Tensor:
-    """`channel_order` as int64 [D] on a device."""
-    return torch.tensor(channel_order(channels, bits), device=device)
 
 
 def check_bits(bits: int) -> None:

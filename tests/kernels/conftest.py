@@ -64,12 +64,8 @@ def dequantized() -> Callable[[Block], torch.Tensor]:
         codes = torch.empty(batch, heads, tokens, block.channels, dtype=torch.float64, device=block.data.device)
         for plane in range(16 // block.bits):
             for word in range(words):
-                # Blocks of 16 words, the last one maybe smaller: even channels, then odd ones.
-                start, i = word // 16 * 16, word % 16
-                half = min(16, words - start) // 2
-                channel = plane * words + start + (2 * i if i < half else 2 * (i - half) + 1)
                 unsigned = block.data[..., word].double() % 2**16
-                codes[..., channel] = unsigned.div(2 ** (block.bits * plane)).floor() % 2**block.bits
+                codes[..., word * 16 // block.bits + plane] = unsigned.div(2 ** (block.bits * plane)).floor() % 2**block.bits
         codes = codes.view(batch, heads, block.windows, block.window, block.channels)
         scale, minimum = block.scale.double().unsqueeze(3), block.minimum.double().unsqueeze(3)
         return (scale * codes + minimum).view(batch, heads, tokens, block.channels)

@@ -100,9 +100,9 @@ def test_programs_at_once_follow_registers_and_shared_memory() -> None:
     assert tile.shared_bytes <= SMALL.shared_bytes
 
 
-def test_pack_tiles_give_a_thread_two_words() -> None:
-    assert [pack_rows(words) * words for words in (2, 4, 8, 16, 32, 64)] == [64] * 6
-    assert (pack_rows(10), pack_rows(24), pack_rows(128)) == (4, 2, 1)
+def test_pack_tiles_give_a_thread_sixteen_values() -> None:
+    assert [pack_rows(channels) * channels for channels in (16, 64, 128, 256)] == [16 * 32] * 4
+    assert (pack_rows(80), pack_rows(96), pack_rows(1024)) == (4, 4, 1)
 
 
 def test_next_power_of_two() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wq_kernels import Block, Segment, pack
-from wq_kernels.layout import channel_order, words_per_token
+from wq_kernels.layout import words_per_token
 
 
 def block(bits: int = 4, window: int = 32, windows: int = 3, channels: int = 64) -> Block:
@@ -25,24 +25,6 @@ def test_words_per_token(channels: int, bits: int, words: int) -> None:
 def test_words_come_in_pairs(channels: int, bits: int) -> None:
     with pytest.raises(ValueError, match=f"a head of {channels} channels cannot be packed at {bits} bits"):
         words_per_token(channels, bits)
-
-
-def test_order_is_even_then_odd_channels_of_sixteen() -> None:
-    assert channel_order(16, 8) == (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
-    assert channel_order(16, 2) == tuple(range(16))  # two words
-    # 24 words at 4 bits: a block of 16 and one of 8.
-    first = (*range(0, 16, 2), *range(1, 16, 2), *range(16, 24, 2), *range(17, 24, 2))
-    assert channel_order(96, 4) == tuple(24 * plane + channel for plane in range(4) for channel in first)
-
-
-@pytest.mark.parametrize("channels", [16, 32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_order_keeps_channels_in_their_plane(channels: int, bits: int) -> None:
-    words = words_per_token(channels, bits)
-    order = channel_order(channels, bits)
-    for plane in range(16 // bits):
-        places = range(plane * words, (plane + 1) * words)
-        assert sorted(order[i] for i in places) == list(places)
 
 
 @pytest.mark.parametrize(("bits", "bits_per_value"), [(2, 3), (4, 5), (8, 9), (16, 32)])

@@ -21,7 +21,6 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from wq_kernels.launch import AttendTile, Stretch, card, choose_tile, next_power_of_two, plan_attend, segment_shape
 from wq_kernels.layout import Block, Segment, words_per_token
-from wq_kernels.ops.attend.planes import slice_channel
 from wq_kernels.ops.attend.run import attend_run
 from wq_kernels.ops.attend.windows import attend_windows
 
@@ -31,29 +30,23 @@ USUAL_WIDTHS = ((4, 4), (2, 2))
 
 
 @triton.jit
-def store_partial(
-    outputs, b_top, b_total, output, lse, row, m_row, slot, partials,
-    BITS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+def store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D: tl.constexpr):
     """Normalise and store: output to [rows, partials, D], log2-sum-exp2 [M] to [rows, partials]."""
-    PLANES: tl.constexpr = 16 // BITS
     place = row.to(tl.int64) * partials + slot
     b_total = tl.where(b_total > 0, b_total, 1.0)
+    b_share = 1.0 / b_total
     tl.store(lse + place, b_top + tl.log2(b_total), mask=m_row)
+    WIDTH: tl.constexpr = outputs[0].shape[0]
     for i in tl.static_range(len(outputs)):
-        if BITS == 16:
-            channel = i * BLOCK_C + tl.arange(0, BLOCK_C)
-            mask = m_row[None, :] & (channel >= 0)[:, None]
-        else:
-            channel, present = slice_channel(i % PLANES, i // PLANES, D // PLANES)
-            mask = m_row[None, :] & present[:, None]
-        tl.store(output + place[None, :] * D + channel[:, None], outputs[i] / b_total[None, :], mask=mask)
+        channel = i * WIDTH + tl.arange(0, WIDTH)
+        p_output = output + place[None, :] * D + channel[:, None]
+        tl.store(p_output, outputs[i] * b_share[None, :], mask=m_row[None, :] & (channel < D)[:, None])
 
 
 @triton.jit
 def head_block(block, windows, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
     """Pointers of a block moved past `windows` windows, to where a head begins."""
-    return (block[0] + windows * (WINDOW * D * BITS // 16), block[1] + windows * (D // 2), block[2] + windows * D)
+    return (block[0] + windows * (WINDOW * D * BITS // 16), block[1] + windows * D, block[2] + windows * D)
 
 
 @triton.jit
@@ -73,6 +66,7 @@ def attend_kernel(
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOWS: tl.constexpr, TILES: tl.constexpr,
     RAW_TILE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
     LENGTH_ON_DEVICE: tl.constexpr, USE_MASK: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Partial attention of each stretch in a program's share: softmax(q k^T) v over its tokens, and the log-sum-exp.
 
@@ -83,7 +77,7 @@ def attend_kernel(
         lse: float32 [B, Hkv, G * Q, partials], base 2.
         scratch: float32 [2, B * Hkv, blocks, tiles, M], the two `tops` apart.
         budget: Time of a program, as `opaque` makes it.
-        keys: Per segment (data, pairs of scales, minimum).
+        keys: Per segment (data, scale, minimum).
         values: As keys.
         extents: Per segment (units, cost, start, slots, first tile) of its stretch, each as `opaque` makes it.
         raw_length: Tokens of the run, or where they are written when LENGTH_ON_DEVICE.
@@ -114,9 +108,10 @@ def attend_kernel(
                 head_block(values[i], before, VALUE_BITS[i], WINDOWS[i], D),
                 scratch + extents[i][4] // 16 * BLOCK_M, tops, first, stop, scaling,
                 KEY_BITS[i], VALUE_BITS[i], WINDOWS[i], TILES[i], D, BLOCK_C, BLOCK_M, STAGES, DTYPE, USE_ASSEMBLY,
+                PREFETCH,
             )  # fmt: skip
             slot = program + extents[i][3] // 16
-            store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, VALUE_BITS[i], D, BLOCK_C)
+            store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
     start = raw_extent[2] // 16
     first, stop = units_of_program(program, share, raw_extent[0] // 16, raw_extent[1] // 16, start)
     if first < stop:
@@ -130,7 +125,7 @@ def attend_kernel(
             length - queries + row % queries, scaling, D, BLOCK_C, BLOCK_M, RAW_TILE, USE_MASK,
         )  # fmt: skip
         slot = program + raw_extent[3] // 16
-        store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, 16, D, BLOCK_C)
+        store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -230,6 +225,7 @@ def attend(
     scratch = query.new_empty(2, batch * heads * blocks * plan.tiles * tile.query_block, dtype=torch.float32)
     output = query.new_empty(query.shape)
     float32 = query.dtype == torch.float32
+    on_gpu = not isinstance(attend_kernel, InterpretedFunction)
     attend_kernel[(plan.programs, blocks, batch * heads)](
         query, partial, lse, scratch, scratch.shape[1], plan.tiles, plan.partials, opaque(plan.budget),
         tuple(pointers(segment.key) for segment in segments),
@@ -251,7 +247,8 @@ def attend(
         LENGTH_ON_DEVICE=not isinstance(raw_length, int),
         USE_MASK=raw_mask is not None,
         DTYPE=tl.float32 if float32 else tl.float16,
-        USE_ASSEMBLY=not float32 and not isinstance(attend_kernel, InterpretedFunction),
+        USE_ASSEMBLY=on_gpu and not float32,
+        PREFETCH=on_gpu and gpu.bulk_prefetch,
         num_warps=1,
         maxnreg=tile.registers,
     )  # fmt: skip
@@ -267,4 +264,4 @@ def pointers(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     """Tensors of a block; a raw one has no scale and no minimum, and its data stands in for them."""
     if block.scale is None or block.minimum is None:
         return block.data, block.data, block.data
-    return block.data, block.scale.view(torch.int32), block.minimum
+    return block.data, block.scale, block.minimum

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wq_kernels.launch import PIECE_ELEMENTS
-from wq_kernels.layout import Block, Segment, channel_order
+from wq_kernels.layout import Block, Segment
 
 
 def attend(
@@ -115,10 +115,10 @@ def _view(buffer: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def byte_order(channels: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Channels field by field of the bytes of a token, int64 [D], the inverse order, and factors [D] for shifts.
 
-    Field j of byte b of word m, bytes from the low end as the CPU stores them, is plane b * 8 / bits + j.
+    Field j of byte b, bytes from the low end of a word as the CPU stores them, is channel b * 8 / bits + j.
     """
     fields = 8 // bits
-    order = torch.tensor(channel_order(channels, bits), device=device).view(2, fields, -1).permute(1, 2, 0).flatten()
+    order = torch.arange(channels, device=device).view(-1, fields).T.flatten()
     factors = 0.5 ** (torch.arange(fields, device=device) * bits).repeat_interleave(channels // fields)
     return order, order.argsort(), factors
 

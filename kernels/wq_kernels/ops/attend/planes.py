@@ -67,23 +67,17 @@ def block_words(block, words):
 
 
 @triton.jit
-def word_column(block: tl.constexpr, WORDS: tl.constexpr):
-    """Words of a token that the 16 rows (or columns) of a block stand for, [16], and which rows stand for none.
-
-    Rows 0 to 7 are the first half of the block, rows 8 to 15 the second.
-    """
-    row = tl.arange(0, 16)
-    HALF: tl.constexpr = block_words(block, WORDS) // 2
-    if HALF == 8:
-        return block * 16 + row, row >= 0
-    return block * 16 + row // 8 * HALF + row % 8, row % 8 < HALF
+def plane_channels(plane, block: tl.constexpr, WORDS: tl.constexpr, PLANES: tl.constexpr):
+    """Channels of a plane of the words of a block, [16], and which rows have one."""
+    word = block * 16 + tl.arange(0, 16)
+    return word * PLANES + plane, word < WORDS
 
 
 @triton.jit
-def slice_channel(plane: tl.constexpr, block: tl.constexpr, WORDS: tl.constexpr):
-    """Channels of the rows of a block in a plane, [16], and which rows have none (layout.py, `channel_order`)."""
-    row = tl.arange(0, 16)
-    return plane * WORDS + block * 16 + row % 8 * 2 + row // 8, row % 8 < block_words(block, WORDS) // 2
+def block_channels(block: tl.constexpr, WORDS: tl.constexpr, PLANES: tl.constexpr):
+    """First channel of the words of a block, [16]: of plane p it is p more. Rows past the end repeat the last word."""
+    row = tl.minimum(tl.arange(0, 16), block_words(block, WORDS) - 1)
+    return (block * 16 + row) * PLANES
 
 
 @triton.jit
@@ -109,7 +103,8 @@ def load_words(
             row = tl.maximum(row, -(t * 16))
         row = (token + t * 16 + row) * WORDS
         for block in tl.static_range((WORDS + 15) // 16):
-            column, present = word_column(block, WORDS)
+            column = block * 16 + tl.arange(0, 16)
+            present = column < WORDS
             if CHANNELS_FIRST:
                 place = words + row[None, :] + column[:, None]
                 if block_words(block, WORDS) == 16:
@@ -126,25 +121,40 @@ def load_words(
 
 
 @triton.jit
-def load_scales(pairs, window, D: tl.constexpr, BITS: tl.constexpr):
-    """Scales of a window for every block and plane, as pairs of float16 in int32, [8]: rows r and r + 8."""
-    PLANES: tl.constexpr = 16 // BITS
-    WORDS: tl.constexpr = D // PLANES
-    pair = tl.arange(0, 8)
+def load_channels(p_block, PLANES: tl.constexpr, USE_ASSEMBLY: tl.constexpr):
+    """float16 of the PLANES channels of the words at `p_block`: a tuple of tensors of its shape, one for each plane.
+
+    One load a word, which Triton neither moves into its pipeline nor through shared memory.
+    """
     loaded = ()
-    for block in tl.static_range((WORDS + 15) // 16):
-        for plane in tl.static_range(PLANES):
-            place = pairs + window * (D // 2) + (plane * WORDS + block * 16) // 2 + pair
-            if block_words(block, WORDS) == 16:
-                loaded = loaded + (tl.load(place),)
-            else:
-                loaded = loaded + (tl.load(place, mask=pair < block_words(block, WORDS) // 2, other=0),)
+    if USE_ASSEMBLY:
+        if PLANES == 8:
+            pairs = tl.inline_asm_elementwise(
+                "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [p_block],
+                (tl.int32, tl.int32, tl.int32, tl.int32), True, 1,
+            )  # fmt: skip
+        elif PLANES == 4:
+            pairs = tl.inline_asm_elementwise(
+                "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [p_block], (tl.int32, tl.int32), True, 1
+            )
+        else:
+            pairs = (tl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [p_block], tl.int32, True, 1),)
+        for p in tl.static_range(PLANES):
+            loaded = loaded + ((pairs[p // 2] >> (p % 2 * 16)).to(tl.int16).to(tl.float16, bitcast=True),)
+    else:
+        for p in tl.static_range(PLANES):
+            loaded = loaded + (tl.load(p_block + p),)
     return loaded
 
 
 @triton.jit
-def rows_of(pairs):
-    """Scales of the 16 rows of a block, [16]."""
-    low = pairs.to(tl.int16).to(tl.float16, bitcast=True)
-    high = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return tl.reshape(tl.trans(tl.join(low, high)), [16])
+def load_scales(scale, window, D: tl.constexpr, BITS: tl.constexpr, USE_ASSEMBLY: tl.constexpr):
+    """Scales of a window, float16 [16] for every block and plane."""
+    PLANES: tl.constexpr = 16 // BITS
+    WORDS: tl.constexpr = D // PLANES
+    loaded = ()
+    for block in tl.static_range((WORDS + 15) // 16):
+        loaded = loaded + load_channels(scale + window * D + block_channels(block, WORDS, PLANES), PLANES, USE_ASSEMBLY)
+    return loaded
+
+

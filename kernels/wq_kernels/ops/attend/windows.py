@@ -18,9 +18,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from wq_kernels.ops.attend.planes import code_planes, load_scales, load_words, position, rows_of, slice_channel
+from wq_kernels.ops.attend.planes import (
+    code_planes,
+    load_scales,
+    load_words,
+    plane_channels,
+    position,
+)
 from wq_kernels.ops.attend.run import load_queries, load_raw, new_maximum, raw_outputs, raw_scores, zero_outputs
 
+PREFETCH_WINDOWS = tl.constexpr(4)
 # Of a subnormal float16 to its mantissa.
 CODE_UNIT = tl.constexpr(16777216.0)
 
@@ -45,7 +52,7 @@ def load_query_slices(p_q, m_row, b_unit, D: tl.constexpr, BITS: tl.constexpr, D
     slices = ()
     for block in tl.static_range((WORDS + 15) // 16):
         for plane in tl.static_range(PLANES):
-            channel, present = slice_channel(plane, block, WORDS)
+            channel, present = plane_channels(plane, block, WORDS, PLANES)
             mask = present[:, None] & m_row[None, :]
             b_q = tl.load(p_q[None, :] + channel[:, None], mask=mask, other=0.0).to(tl.float32)
             b_q = (b_q / b_unit[None, :] * 0.5 ** position(plane, BITS)).to(DTYPE)
@@ -72,40 +79,60 @@ def store_biases(parts, b_unit, minimum, scratch, first, stop, scaling, PARTS: t
 
 
 @triton.jit
-def add_minima(outputs, minimum, scratch, tops, first, stop, b_top, PARTS: tl.constexpr,
-               D: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """Output of every block and plane plus minima times the sums of weights of tiles [first, stop)."""
-    PLANES: tl.constexpr = 16 // BITS
-    WORDS: tl.constexpr = D // PLANES
+def in_order(outputs, PLANES: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Outputs of the planes of every block, [16, M], as one [16 * PLANES, M] a block with its channels in order."""
+    parts = ()
+    for block in tl.static_range(len(outputs) // PLANES):
+        joined = ()
+        for plane in tl.static_range(PLANES):
+            joined = joined + (outputs[block * PLANES + plane],)
+        for _ in tl.static_range(PLANES.bit_length() - 1):
+            pairs = ()
+            for i in tl.static_range(len(joined) // 2):
+                pairs = pairs + (tl.join(joined[i], joined[i + len(joined) // 2]),)
+            joined = pairs
+        b_output = tl.permute(tl.reshape(joined[0], [16, BLOCK_M, PLANES]), [0, 2, 1])
+        parts = parts + (tl.reshape(b_output, [16 * PLANES, BLOCK_M]),)
+    return parts
+
+
+@triton.jit
+def add_minima(parts, minimum, scratch, tops, first, stop, b_top, PARTS: tl.constexpr,
+               D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """Output [C, M] of each part of the channels plus minima times the sums of weights of tiles [first, stop)."""
     column = tl.arange(0, BLOCK_M)
-    for start in tl.range(first, stop, 16, num_stages=1):
+    for start in tl.range(first, stop, 16, num_stages=2):
         tile = start + tl.arange(0, 16)
         p_sum = scratch + tile[:, None] * BLOCK_M + column[None, :]
         b_sum = tl.load(p_sum, mask=(tile < stop)[:, None], other=0.0)
         b_then = tl.load(p_sum + tops, mask=(tile < stop)[:, None], other=float("-inf"))
         b_weight = (b_sum * tl.exp2(b_then - b_top[None, :])).to(DTYPE)
-        new_outputs = ()
-        for block in tl.static_range((WORDS + 15) // 16):
-            for plane in tl.static_range(PLANES):
-                channel, present = slice_channel(plane, block, WORDS)
-                p_minimum = minimum + (tile // PARTS)[None, :] * D + channel[:, None]
-                mask = present[:, None] & (tile < stop)[None, :]
-                b_minimum = tl.load(p_minimum, mask=mask, other=0.0).to(DTYPE)
-                b_output = outputs[block * PLANES + plane]
-                new_outputs = new_outputs + (tl.dot(b_minimum, b_weight, b_output, input_precision="ieee"),)
-        outputs = new_outputs
-    return outputs
+        p_window = minimum + (tl.minimum(tile, stop - 1) // PARTS)[None, :] * D
+        new_parts = ()
+        for part in tl.static_range(len(parts)):
+            channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+            b_minimum = tl.load(p_window + channel[:, None], mask=(channel < D)[:, None], other=0.0)
+            b_output = tl.dot(b_minimum.to(DTYPE), b_weight, parts[part], input_precision="ieee")
+            new_parts = new_parts + (b_output,)
+        parts = new_parts
+    return parts
 
 
 @triton.jit
-def packed_scores(slices, words, scales, TILE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
+def scaled_queries(slices, scales, DTYPE: tl.constexpr):
+    """q * s, [16, M] for every block and plane."""
+    queries = ()
+    for i in tl.static_range(len(slices)):
+        queries = queries + (slices[i] * scales[i].to(DTYPE)[:, None],)
+    return queries
+
+
+@triton.jit
+def packed_scores(queries, words, TILE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
                   BLOCK_M: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr):  # fmt: skip
     """(q * s) . c in code units, [16, M] for every 16 tokens of a tile."""
     PLANES: tl.constexpr = 16 // BITS
     BLOCKS: tl.constexpr = (D // PLANES + 15) // 16
-    queries = ()
-    for i in tl.static_range(BLOCKS * PLANES):
-        queries = queries + (slices[i] * rows_of(scales[i]).to(DTYPE)[:, None],)
     scores = ()
     for t in tl.static_range(TILE // 16):
         b_score = tl.zeros([16, BLOCK_M], dtype=tl.float32)
@@ -136,9 +163,30 @@ def packed_outputs(outputs, b_decay, weights, words, scales, TILE: tl.constexpr,
         sums = new_sums
     new_outputs = ()
     for i in tl.static_range(BLOCKS * PLANES):
-        b_scale = rows_of(scales[i]).to(tl.float32)
+        b_scale = scales[i].to(tl.float32)
         new_outputs = new_outputs + (outputs[i] * b_decay[None, :] + sums[i] * b_scale[:, None],)
     return new_outputs
+
+
+@triton.jit
+def prefetch_bytes(pointer, nbytes):
+    """Bring bytes into L2; a multiple of 16 that begins at one."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
+        "@first cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r", [pointer, nbytes], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def prefetch(block, window, count, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
+    """Bring the first windows of a program's stretch into L2: else every phase of a short one waits for memory anew."""
+    count = tl.minimum(count, PREFETCH_WINDOWS)
+    if WINDOW * BITS % 8 == 0:
+        prefetch_bytes(block[0] + window * (WINDOW * D * BITS // 16), count * (WINDOW * D * BITS // 8))
+    if BITS != 16:
+        prefetch_bytes(block[1] + window * D, count * (2 * D))
+        prefetch_bytes(block[2] + window * D, count * (2 * D))
 
 
 @triton.jit
@@ -146,29 +194,33 @@ def attend_windows(
     p_q, m_row, key, value, scratch, tops, first, stop, scaling,
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
-    DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
+    DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Attention over tiles [first, stop) of a head's windows.
 
     Args:
-        key: (data, pairs of scales, minimum) of the head, as `value`.
+        key: (data, scale, minimum) of the head, as `value`.
         scratch: float32 [tiles, M] of this head and block of query rows, one copy `tops` further on.
         scaling: Of the scores, in base 2.
 
     Returns:
-        Output as sums of weights times values, maximum [M], and total of the weights [M]. Output: [16, M] for every
-        block and plane of packed values, [C, M] for each part of the channels of raw ones.
+        Output as sums of weights times values, [C, M] for each part of the channels, maximum [M], and total of the
+        weights [M].
     """
     PARTS: tl.constexpr = (WINDOW + TILE - 1) // TILE
+    if PREFETCH:
+        window = first // PARTS
+        count = (stop + PARTS - 1) // PARTS - window
+        prefetch(key, window, count, KEY_BITS, WINDOW, D)
+        prefetch(value, window, count, VALUE_BITS, WINDOW, D)
     parts, b_largest = load_queries(p_q, m_row, D, BLOCK_C)
     b_unit = power_of_two_above(b_largest)
     if KEY_BITS != 16:
         store_biases(parts, b_unit, key[2], scratch, first, stop, scaling, PARTS, D, BLOCK_C, BLOCK_M, DTYPE)
         slices = load_query_slices(p_q, m_row, b_unit, D, KEY_BITS, DTYPE)
-        key_scales = load_scales(key[1], first // PARTS, D, KEY_BITS)
+        key_scales = load_scales(key[1], first // PARTS, D, KEY_BITS, USE_ASSEMBLY)
         tl.debug_barrier()
     if VALUE_BITS != 16:
-        value_scales = load_scales(value[1], first // PARTS, D, VALUE_BITS)
         VALUE_PLANES: tl.constexpr = 16 // VALUE_BITS
         VALUE_WORDS: tl.constexpr = D // VALUE_PLANES
         outputs = zero_outputs((VALUE_WORDS + 15) // 16 * VALUE_PLANES, 16, BLOCK_M)
@@ -183,16 +235,18 @@ def attend_windows(
         following = tl.minimum(tile + 1, stop - 1) // PARTS
         inner = tile % PARTS * TILE + tl.arange(0, 16)
         token = tile // PARTS * WINDOW + inner
+        if VALUE_BITS != 16:
+            value_scales = load_scales(value[1], tile // PARTS, D, VALUE_BITS, USE_ASSEMBLY)
         scores = ()
         if KEY_BITS != 16:
+            queries = scaled_queries(slices, key_scales, DTYPE)
+            key_scales = load_scales(key[1], following, D, KEY_BITS, USE_ASSEMBLY)
             words = load_words(key[0], tile, stop - 1, WINDOW, TILE, D * KEY_BITS // 16, False)
             b_bias = tl.load(scratch + tile * BLOCK_M + column)
-            next_scales = load_scales(key[1], following, D, KEY_BITS)
             b_factor = CODE_UNIT * b_unit * scaling
-            products = packed_scores(slices, words, key_scales, TILE, D, KEY_BITS, BLOCK_M, DTYPE, USE_ASSEMBLY)
+            products = packed_scores(queries, words, TILE, D, KEY_BITS, BLOCK_M, DTYPE, USE_ASSEMBLY)
             for t in tl.static_range(TILE // 16):
                 scores = scores + (products[t] * b_factor[None, :] + b_bias[None, :],)
-            key_scales = next_scales
         else:
             for t in tl.static_range(TILE // 16):
                 keys = load_raw(key[0], D, token + t * 16, inner + t * 16 < WINDOW, D, BLOCK_C, False)
@@ -219,11 +273,9 @@ def attend_windows(
             tl.store(p_sum, b_sum, mask=first_row)
             tl.store(p_sum + tops, b_base[None, :] + tl.zeros([16, BLOCK_M], dtype=tl.float32), mask=first_row)
             words = load_words(value[0], tile, stop - 1, WINDOW, TILE, D * VALUE_BITS // 16, True)
-            next_scales = load_scales(value[1], following, D, VALUE_BITS)
             outputs = packed_outputs(
                 outputs, b_decay, weights, words, value_scales, TILE, D, VALUE_BITS, BLOCK_M, DTYPE, USE_ASSEMBLY
             )
-            value_scales = next_scales
         else:
             for t in tl.static_range(TILE // 16):
                 values = load_raw(value[0], D, token + t * 16, inner + t * 16 < WINDOW, D, BLOCK_C, True)
@@ -234,5 +286,8 @@ def attend_windows(
         for i in tl.static_range(len(outputs)):
             whole = whole + (outputs[i] * (CODE_UNIT * 0.5 ** position(i % (16 // VALUE_BITS), VALUE_BITS)),)
         tl.debug_barrier()
-        outputs = add_minima(whole, value[2], scratch, tops, first, stop, b_top, PARTS, D, VALUE_BITS, BLOCK_M, DTYPE)
+        outputs = in_order(whole, VALUE_PLANES, BLOCK_M)
+        outputs = add_minima(
+            outputs, value[2], scratch, tops, first, stop, b_top, PARTS, D, 16 * VALUE_PLANES, BLOCK_M, DTYPE
+        )
     return outputs, b_top, tl.max(totals, axis=0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wq_kernels.launch import PIECE_ELEMENTS
-from wq_kernels.layout import METADATA_DTYPE, Block, channel_index, codes_per_word, words_per_token
+from wq_kernels.layout import METADATA_DTYPE, Block, codes_per_word, words_per_token
 
 
 def pack(x: Tensor, index: Tensor, *, bits: int, window: int, zero_point: str) -> Block:
@@ -67,11 +67,9 @@ def quantize(x: Tensor, bits: int, zero_point: str) -> tuple[Tensor, Tensor, Ten
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Words int16 [..., C] of codes int32 [..., D] (layout.py says which code goes where)."""
-    planes = codes.chunk(codes_per_word(bits), dim=-1)
+    planes = codes.unflatten(-1, (-1, codes_per_word(bits))).unbind(-1)
     words = planes[0].clone()
     for p, plane in enumerate(planes[1:], start=1):
         # The fields of a word do not overlap.
         words |= plane << (p * bits)
-    # All planes have the order of the first.
-    order = channel_index(codes.shape[-1], bits, codes.device)[: words.shape[-1]]
-    return words.to(torch.int16).index_select(-1, order)
+    return words.to(torch.int16)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from wq_kernels.launch import next_power_of_two, unpack_rows
 from wq_kernels.layout import Block, codes_per_word
-from wq_kernels.ops.order import word_of_channel
 
 
 @triton.jit
@@ -20,27 +19,29 @@ def unpack_kernel(
     BITS: tl.constexpr, WINDOW: tl.constexpr, PLANES: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """scale * code + minimum of every channel of ROWS tokens, plane by plane.
+    """scale * code + minimum of every channel of ROWS tokens.
 
     Grid: blocks of the B * Hkv * W * WINDOW tokens.
 
     Args:
-        output: [B, Hkv, W * WINDOW, PLANES * C], contiguous.
+        output: [B, Hkv, W * WINDOW, C * PLANES], contiguous.
         tokens: B * Hkv * W * WINDOW.
         limit: Largest finite number of output's dtype.
     """
-    token = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    channel = tl.arange(0, BLOCK_C)[None, :]
-    mask = (token < tokens) & (channel < C)
-    window = token // WINDOW
-    b_words = tl.load(words + token * C + word_of_channel(channel, C), mask=mask, other=0)
-    for p in tl.static_range(PLANES):
-        place = p * C + channel
-        b_scale = tl.load(scale + window * PLANES * C + place, mask=mask, other=0.0).to(tl.float32)
-        b_minimum = tl.load(minimum + window * PLANES * C + place, mask=mask, other=0.0).to(tl.float32)
-        b_code = ((b_words >> (p * BITS)) & (2**BITS - 1)).to(tl.float32)
-        b_x = tl.clamp(b_code * b_scale + b_minimum, -limit, limit)
-        tl.store(output + token * PLANES * C + place, b_x.to(output.dtype.element_ty), mask=mask)
+    D: tl.constexpr = C * PLANES
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    word = tl.arange(0, BLOCK_C)
+    plane = tl.arange(0, PLANES)
+    channel = (word[:, None] * PLANES + plane[None, :])[None, :, :]
+    seen = (token < tokens)[:, None] & (word < C)[None, :]
+    mask = seen[:, :, None] & (plane >= 0)[None, None, :]
+    b_words = tl.load(words + token[:, None] * C + word[None, :], mask=seen, other=0)
+    p_window = (token // WINDOW)[:, None, None] * D + channel
+    b_scale = tl.load(scale + p_window, mask=mask, other=0.0).to(tl.float32)
+    b_minimum = tl.load(minimum + p_window, mask=mask, other=0.0).to(tl.float32)
+    b_code = ((b_words[:, :, None] >> (plane * BITS)[None, None, :]) & (2**BITS - 1)).to(tl.float32)
+    b_x = tl.clamp(b_code * b_scale + b_minimum, -limit, limit)
+    tl.store(output + token[:, None, None] * D + channel, b_x.to(output.dtype.element_ty), mask=mask)
 
 
 def unpack(block: Block, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wq_kernels.layout import Block, channel_index, codes_per_word
+from wq_kernels.layout import Block, codes_per_word
 
 
 def unpack(block: Block, dtype: torch.dtype) -> Tensor:
@@ -14,13 +14,10 @@ def unpack(block: Block, dtype: torch.dtype) -> Tensor:
         return block.data.to(dtype)
     assert block.scale is not None and block.minimum is not None
     batch, heads, tokens, count = block.data.shape
-    # All planes have the order of the first.
-    order = channel_index(block.channels, block.bits, block.data.device)[:count]
-    words = torch.empty_like(block.data).index_copy_(-1, order, block.data)
     compute, planes = torch.promote_types(dtype, torch.float32), codes_per_word(block.bits)
-    values = torch.empty(batch, heads, tokens, planes, count, dtype=compute, device=words.device)
+    values = torch.empty(batch, heads, tokens, count, planes, dtype=compute, device=block.data.device)
     for p in range(planes):
-        values[..., p, :] = words >> (p * block.bits) & (2**block.bits - 1)
+        values[..., p] = block.data >> (p * block.bits) & (2**block.bits - 1)
     grouped = values.view(batch, heads, block.windows, block.window, block.channels)
     grouped.mul_(block.scale.unsqueeze(3)).add_(block.minimum.unsqueeze(3))
     limit = torch.finfo(dtype).max
