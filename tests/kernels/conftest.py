@@ -65,7 +65,9 @@ def dequantized() -> Callable[[Block], torch.Tensor]:
         for plane in range(16 // block.bits):
             for word in range(words):
                 unsigned = block.data[..., word].double() % 2**16
-                codes[..., word * 16 // block.bits + plane] = unsigned.div(2 ** (block.bits * plane)).floor() % 2**block.bits
+                codes[..., word * 16 // block.bits + plane] = (
+                    unsigned.div(2 ** (block.bits * plane)).floor() % 2**block.bits
+                )
         codes = codes.view(batch, heads, block.windows, block.window, block.channels)
         scale, minimum = block.scale.double().unsqueeze(3), block.minimum.double().unsqueeze(3)
         return (scale * codes + minimum).view(batch, heads, tokens, block.channels)

@@ -156,5 +156,3 @@ def load_scales(scale, window, D: tl.constexpr, BITS: tl.constexpr, USE_ASSEMBLY
     for block in tl.static_range((WORDS + 15) // 16):
         loaded = loaded + load_channels(scale + window * D + block_channels(block, WORDS, PLANES), PLANES, USE_ASSEMBLY)
     return loaded
-
-

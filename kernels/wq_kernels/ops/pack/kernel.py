@@ -72,8 +72,8 @@ def pack_kernel(
 ):  # fmt: skip
     """Codes round((x - minimum) / scale) of one window of one head, packed along the channels of each token.
 
-    Grid: windows x B * Hkv. A program is one warp; the codes of a word are a thread's own. It goes over its window twice,
-    the second time out of the L1 cache.
+    Grid: windows x B * Hkv. A program is one warp, whose threads hold whole words. It goes over its window twice, the
+    second time out of the L1 cache.
 
     Args:
         index: int64 [B, W * S], contiguous.
