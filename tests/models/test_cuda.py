@@ -61,8 +61,8 @@ def test_question_through_the_packed_cache(
 ) -> None:
     """Logits with the Triton kernels against the PyTorch operations on the same cache.
 
-    How far rounding in attention carries is up to the model. The bound is therefore what the model makes of queries that
-    were rounded once more: kernels multiply queries by scales in float16, whatever the model's dtype.
+    How far rounding in attention carries is up to the model. The bound is therefore what the model makes of queries
+    that were rounded once more: kernels multiply queries by scales in float16, whatever the model's dtype.
     """
     model = loading.load(folder, torch.device("cuda"), dtype)  # type: ignore[arg-type]
     prompt = prompt_of(model, frames)
