@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MIN_SCORE_SPREAD = 1e-6
 # A shorter vector counts as zero, as in `torch.nn.functional.normalize`.
 MIN_NORM = 1e-12
+# Numbers of 8 significant bits or more whose sum has float32's 24; a power of two, which products are fastest with.
+HALF_PARTS = 4
 # Values compared at a time. They are read more than once, so that on a CPU they should fit in its cache; elsewhere they
 # should be worth the launch of a kernel.
 CPU_BLOCK_VALUES, BLOCK_VALUES = 2**20, 2**24
@@ -53,19 +55,38 @@ def similarity(
         text = text - text.mean(dim=-1, keepdim=True)
     direction = torch.nn.functional.normalize(text, dim=-1).mean(dim=0)
     scores = []
-    for tokens in _float_blocks(embeds):
+    for tokens in [embeds] if scorer == "cosine" and _multiplies_in_half(embeds) else _float_blocks(embeds):
         if scorer == "euclidean":
             scores.append(torch.cdist(tokens, text).mean(dim=1))
             continue
         if scorer == "pearson":
             tokens = tokens - tokens.mean(dim=-1, keepdim=True)
-        scores.append((tokens @ direction) / torch.linalg.vector_norm(tokens, dim=-1).clamp(min=MIN_NORM))
+        norms = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32)
+        scores.append(_products(tokens, direction) / norms.clamp(min=MIN_NORM))
     of_tokens = torch.cat(scores)
     if visual is not None:  # the text was scored too: that is cheaper than copying the visual tokens together
         of_tokens = of_tokens[visual]
     windows = len(of_tokens) // window
     means = of_tokens[: windows * window].view(windows, window).mean(dim=1)
     return 1 / (1 + means) if scorer == "euclidean" else means
+
+
+def _multiplies_in_half(x: torch.Tensor) -> bool:
+    """Whether the device multiplies x as it is and adds up in float32."""
+    return x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16)
+
+
+def _products(x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """x @ direction as float32 gives it, [L]; a half-precision x is read once and never converted.
+
+    The direction is taken apart into a sum of numbers of x's precision: what x is multiplied with is exact.
+    """
+    if x.dtype == torch.float32:
+        return x @ direction
+    parts = [direction.to(x.dtype)]
+    while len(parts) < HALF_PARTS:
+        parts.append((direction - sum(part.float() for part in parts)).to(x.dtype))
+    return torch.mm(x, torch.stack(parts, dim=1), out_dtype=torch.float32).sum(dim=1)
 
 
 def _float_blocks(x: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from tiny_models import llava_onevision
 
 import wq_kernels
-from wq_cli import decoding, device, engine
+from wq_cli import decoding, device, engine, windows
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
@@ -115,6 +115,19 @@ def test_one_layer_of_full_precision_at_most(folder: str, frames: np.ndarray) ->
 
 
 @pytest.mark.parametrize("sensitivity", [None, [0.9, 0.5, 0.2]])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [72, 896])
+def test_scores_are_those_of_float64(dtype: torch.dtype, size: int) -> None:
+    """Eq 8 pair by pair; half-precision embeddings are never converted as a whole, and lose nothing by it."""
+    generator = torch.Generator(device="cuda").manual_seed(size)
+    embeds, text = (
+        torch.randn(tokens, size, device="cuda", generator=generator).to(dtype) for tokens in (32 * 40 + 5, 11)
+    )
+    unit_embeds, unit_text = (torch.nn.functional.normalize(x.double(), dim=1) for x in (embeds, text))
+    expected = (unit_embeds @ unit_text.T)[: 32 * 40].view(40, -1).mean(dim=1)
+    assert (windows.similarity(embeds, text, 32) - expected).abs().max() < 1e-7
+
+
 def test_nothing_synchronises_in_search_and_prefill(
     folder: str, frames: np.ndarray, sensitivity: list[float] | None
 ) -> None:
