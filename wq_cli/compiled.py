@@ -3,6 +3,9 @@
 Norms, projections, rotary position, MLP and the write into the cache become one graph; attention over packed windows
 stays the one operation that it is. All layers of a model run the same compiled function: what they differ in reaches
 it as a tensor, since a number would be compiled into it. Another batch size, dtype or model compiles anew.
+
+A token alone meets matrices as a row. As sums, such products take the norm before them and bias, activation and
+residual after them into their kernels, whose tiles are then chosen by time.
 """
 
 from __future__ import annotations
@@ -18,16 +21,20 @@ from weakref import WeakValueDictionary
 import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._inductor.compile_fx import compile_fx
 
 from wq_cli.attention import attend_sealed
 from wq_cli.engine import run_decoder
 from wq_cli.errors import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from wq_cli.cache import WindowCache, WindowCacheLayer
     from wq_cli.models.base import VideoModel
+
+# For inductor: sums over matrices reach the memory's bandwidth only with tiles that were tried out.
+_OPTIONS = {"coordinate_descent_tuning": True}
 
 _NOT_COMPILED = "the decoder's layers are not compiled"
 _numbers = itertools.count()
@@ -132,4 +139,21 @@ class CompiledDecoder:
 @functools.cache
 def _compiled(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The forward of a kind of decoder layer, compiled when it first runs."""
-    return torch.compile(forward, fullgraph=True, dynamic=False)
+    return torch.compile(forward, backend=_inductor, fullgraph=True, dynamic=False)
+
+
+def _inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Inductor's compilation of a graph whose products with one row have become sums."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch._C._nn.linear):
+        if node.meta["example_value"].shape[:-1].numel() == 1:
+            node.target = row_times
+    graph.recompile()
+    return compile_fx(graph, inputs, config_patches=_OPTIONS)
+
+
+def row_times(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear` as a sum."""
+    # A stride makes inductor keep the row, where it would compute it again for every few rows of the matrix.
+    row = input.as_strided(input.shape, input.stride()).unsqueeze(-2)
+    product = (row * weight).sum(dim=-1)
+    return product if bias is None else product + bias

@@ -153,3 +153,12 @@ def test_what_cannot_be_compiled_runs_as_it_is(tmp_path: Path, monkeypatch: pyte
     assert hooked.compiled is not None
     assert hooked.compiled.obstacle == "the decoder's layers are not compiled: others have changed what they run"
     assert layer.__dict__.pop("forward") is not None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 48), (3, 48)])
+def test_a_row_times_a_matrix(shape: tuple[int, ...], bias: bool) -> None:
+    x, weight = torch.randn(shape, dtype=torch.float64), torch.randn(20, 48, dtype=torch.float64)
+    added = torch.randn(20, dtype=torch.float64) if bias else None
+    expected = torch.nn.functional.linear(x, weight, added)
+    torch.testing.assert_close(compiled.row_times(x, weight, added), expected)
