@@ -42,14 +42,13 @@ def choose_device(asked: str) -> torch.device:
             raise DeviceError("`--device multi` spreads a model over GPUs, and there is none", "take `--device cpu`")
         return torch.device("cuda:0")
     if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(asked)
-        torch.empty(0, device=device)
+        # A tensor knows which GPU `cuda` is; not everything that takes a device does.
+        return torch.empty(0, device=asked).device
     except (RuntimeError, AssertionError) as error:
         here = "cpu" if not torch.cuda.is_available() else f"cpu, cuda:0 to cuda:{torch.cuda.device_count() - 1}"
         raise DeviceError(f"device `{asked}` cannot be used", f"devices here: {here}") from error
-    return device
 
 
 def _need(what: str, extra: str, *packages: str) -> None:
