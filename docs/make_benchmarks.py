@@ -35,6 +35,7 @@ def main() -> None:
         ("scenes", evaluations.scenes),
         ("demo", speed.clip),
         ("llava-onevision-7b-random", speed.whole_step),
+        ("families", speed.families),
         ("scaling", speed.scaling),
         ("paper", speed.paper),
         ("prefill", speed.prefill),

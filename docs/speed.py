@@ -42,6 +42,58 @@ measure the methods.
 """
 
 
+def families(models: dict[str, Any]) -> str:
+    """docs/benchmarks/families.py on a GPU."""
+    heads = [
+        "model",
+        "visual tokens",
+        "policy",
+        "bits",
+        "KV, MiB",
+        "peak, GiB",
+        "seal, ms",
+        "first token, ms",
+        "token, ms",
+    ]
+    rows, missing, last = [], [], None
+    for name, result in models.items():
+        if "error" in result:
+            missing.append(f"\n- {name}: {result['error']}")
+            continue
+        last = result
+        rows += [
+            [
+                name if row is result["rows"][0] else "",
+                f"{result['visual_tokens']:,}" if row is result["rows"][0] else "",
+                row["policy"],
+                f"{row['effective_bits']:.2f}",
+                figure(row["kv_bytes"] / 2**20, 0),
+                f"{row['peak_bytes'] / 2**30:.1f}",
+                figure(row["seal_ms"], 1),
+                f"{row['first_token_ms']:.0f}",
+                f"{row['decode_ms_per_token']:.2f}",
+            ]
+            for row in result["rows"]
+        ]
+    assert last is not None
+    return f"""\
+## One full-size model of every family on a GPU
+
+```
+python docs/benchmarks/families.py
+```
+
+{last["versions"]["card"]}, {last["model"]["dtype"]}, torch {last["versions"]["torch"]}, transformers \
+{last["versions"]["transformers"]}; {last["date"]}. Random weights, one request, each profile's own number of frames, \
+{last["decode_tokens"]} tokens decoded as one CUDA graph. LLaVA-OneVision is in the table above. KV: the whole cache, \
+text and room for the answer included; peak: weights included. At these lengths a step is bound by the weights and by \
+small kernels, so that a smaller cache shows in the memory and not in the time.
+
+{table(heads, rows)}
+{"".join(missing)}
+"""
+
+
 def figure(value: float | None, digits: int) -> str:
     """Nothing for None."""
     return "" if value is None else f"{value:,.{digits}f}"
@@ -105,9 +157,6 @@ def kernels(result: dict[str, Any]) -> str:
             else:
                 cells.append(f"{row['median_us']:.0f}, {row['fraction']:.0%} ({row['speedup']:.2f}x)")
         rows.append(cells)
-    # Results from before widths were compiled together name the module that the command has replaced.
-    older = machine["command"].startswith("python -m wq_kernels.bench")
-    before = " Taken before 2 and 4 bits were compiled together; not repeated since." if older else ""
     libraries = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "flashinfer") if name in machine)
     return f"""\
 ## Decode attention
@@ -119,7 +168,7 @@ wq bench kernels --output docs/benchmarks/kernels.json
 {machine["gpu"]}, {libraries}, {machine["date"]}; copy bandwidth {machine["copy_gb_per_second"] / 1e3:.2f} TB/s. 28 \
 query and 4 KV heads of 128, one layer: microseconds, the share of them that the bytes need at copy bandwidth, and in \
 brackets how many times as fast as the fastest bf16/fp16 peer of the same row. `mix` is 2% raw, 9% INT4, 89% \
-INT2.{before}
+INT2.
 
 {table(["batch x tokens", "dtype", *names], rows)}
 """
