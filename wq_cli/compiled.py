@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
     from wq_cli.cache import WindowCache, WindowCacheLayer
     from wq_cli.models.base import VideoModel
+
+# What it says of a CUDA toolkit without a GPU would stand in the middle of the answer.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 # For inductor: sums over matrices reach the memory's bandwidth only with tiles that were tried out.
 _OPTIONS = {"coordinate_descent_tuning": True}
