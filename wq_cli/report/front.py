@@ -13,8 +13,8 @@ from wq_cli.results import EvalResult, EvalRow
 
 WIDTH, _MARGIN, _PLOT, _BELOW = 1200, 50, 460, 110
 _TITLE, _SMALL = 24, 15
-# Wider rows would take the room of those that are compared.
-MOST_BITS = 7.0
+# A few wider rows would take the room of those that are compared: where this share is within, the rest is named only.
+MOST_BITS, FEWEST = 7.0, 0.75
 # Policy whose marks are larger and on top of the others.
 OURS = "focus"
 
@@ -27,7 +27,7 @@ def draw_front(result: EvalResult) -> bytes:
     """
     every = result.rows[1:] or result.rows
     rows = [row for row in every if row.effective_bits <= MOST_BITS]
-    rows = rows if 2 * len(rows) > len(every) else list(every)
+    rows = rows if len(rows) >= FEWEST * len(every) else list(every)
     top = _MARGIN + 100
     image = Image.new("RGB", (WIDTH, top + 2 * (_PLOT + _BELOW)), PAPER)
     draw = ImageDraw.Draw(image)
