@@ -117,7 +117,7 @@ class CompiledDecoder:
                     self.compile_ms = (time.perf_counter() - started) * 1e3
                 return hidden
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-                self.obstacle = f"{_NOT_COMPILED}: {first_line(error)}"
+                self.obstacle = f"{_NOT_COMPILED}: {first_line(getattr(error, 'inner_exception', error))}"
         # A layer that ran already writes the same token to the same place.
         return run_decoder(self._model, embeds, positions, self._cache)
 

@@ -136,6 +136,10 @@ def test_summary_has_the_figures_asked_for() -> None:
     shares = [int(share) for share in re.findall(r"\d+b (\d+)%", text)]
     assert len(shares) == 3 and 98 <= sum(shares) <= 102
     assert drawn(summary.speed(result, UNICODE)) == ["3 tokens · 90.9 tokens/s · 11.0 ms per token"]
+    fused = replace(result, timing=replace(result.timing, steps="CUDA graph", compile_ms=12_300.0))
+    assert drawn(summary.speed(fused, UNICODE)) == [
+        "3 tokens · 90.9 tokens/s · 11.0 ms per token · CUDA graph · compiled in 12.3 s"
+    ]
 
 
 def test_summary_says_when_frames_are_missing_and_verbose_says_which_were_read() -> None:
@@ -170,6 +174,10 @@ def test_bench_says_how_often_it_timed_and_how_far_the_runs_lie_apart() -> None:
     rows[1] = replace(rows[1], decode_ms_per_token_range=(7.6, 8.6))
     said = comparison.conditions(by_hand.bench_result(rows=tuple(rows)), UNICODE).plain
     assert "times are medians of 2 to 5 runs, whose times per token lie up to 12% apart" in said
+    assert "compiled" not in said
+    fused = tuple(replace(row, compile_ms=ms) for row, ms in zip(rows, (12_300.0, 400.0, None, 500.0), strict=True))
+    said = comparison.conditions(by_hand.bench_result(rows=fused), UNICODE).plain
+    assert "decoder layers compiled, in 12.3 s" in said
     once = tuple(replace(row, runs=1) for row in rows)
     assert "times of a single run" in comparison.conditions(by_hand.bench_result(rows=once), UNICODE).plain
 
