@@ -208,9 +208,11 @@ def prepare(
     """
     if policy is None:
         policy = policies.create(settings)
+        name, layers = name_of(settings.policy), model.text_config.num_hidden_layers
         if policy.needs_numbers:
-            layers = model.text_config.num_hidden_layers
-            policy.told(offline.read(model.profile, name_of(settings.policy), layers))
+            policy.told(offline.read(model.profile, name, layers))
+        elif policy.takes_numbers and (numbers := offline.find(model.profile, name, layers)) is not None:
+            policy.told(numbers)
     settings = policy.settings
     batch = Batch.of(prompts, settings.window, until_visual_end=until_visual_end)
     found = search(batch, settings, policy)
@@ -329,7 +331,8 @@ def after_each_layer(
             measured[index] = HostCopy(windows.sensitivity(before.pop(index).to(after.device), after, mask))
 
         hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-        norm = layer.post_attention_layernorm
+        # The last norm before the MLP; Gemma 3 has another one on what attention adds.
+        norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
         hooks.append(norm.register_forward_pre_hook(after_attention, with_kwargs=True))
 
     def finish(index: int) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from wq_cli.cache import WindowCache
 from wq_cli.codecs import ChannelInWindow
 from wq_cli.config import Generation, Quantization
 from wq_cli.errors import UsageError
-from wq_cli.policies import kvmix, kvtuner
+from wq_cli.policies import focus, kvmix, kvtuner
 from wq_cli.policies.base import FULL_PRECISION, LayerPlan
 from wq_cli.recorded import Recording
 from wq_cli.rotary import Rotary
@@ -58,6 +58,31 @@ def costs_of_mode(model: VideoModel, recording: Recording, prompt: Prompt, axes:
         state = recording.sealed(prompt, policy.settings, ANSWER_TOKENS, policy)
         costs[layer, place] = fidelity(reference, forced(model, state, answer))[0]
     return costs
+
+
+class _OneSide(focus.Focus):
+    """The keys or the values of one layer at the lowest width, all else at full precision."""
+
+    layer, side = 0, 0
+
+    def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
+        widths = [FULL_PRECISION, FULL_PRECISION]
+        if layer == self.layer:
+            widths[self.side] = focus.WIDTHS[0]
+        return self._same_width(relevance.shape[1], *widths)
+
+
+def side_costs(model: VideoModel, prompt: Prompt) -> Measured:
+    """KL to full precision over its answer when one side of one layer alone has the lowest width, [L] for each side."""
+    recording = Recording(model, prompt)
+    answer, reference = _answer(model, recording, prompt)
+    costs = np.zeros((len(focus.SIDES), model.text_config.num_hidden_layers))
+    for side, layer in np.ndindex(costs.shape):
+        policy = _OneSide(Quantization(policy="focus"))
+        policy.layer, policy.side = layer, side
+        state = recording.sealed(prompt, policy.settings, ANSWER_TOKENS, policy)
+        costs[side, layer] = fidelity(reference, forced(model, state, answer))[0]
+    return dict(zip(focus.SIDES, costs, strict=True))
 
 
 def _group(model: VideoModel) -> int:
@@ -147,6 +172,7 @@ def sensitivity(model: VideoModel, prompt: Prompt) -> Measured:
 # Policy to what is measured for it.
 MEASUREMENTS: dict[str, Measurement] = {
     DEFAULT: sensitivity,
+    "focus": side_costs,
     "kvtuner": pair_costs,
     "kvmix": gradient_norms,
     "skvq": channel_ranges,

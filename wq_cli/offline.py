@@ -43,22 +43,39 @@ def read(profile: Profile | None, policy: str, layers: int) -> Numbers:
     Raises:
         WqError: There is none, it is not of this model, or it holds something else than finite numbers.
     """
-    hint = f"measure it: `wq calibrate --policy {policy}`"
     if profile is None:
         raise WqError(f"`{policy}` needs what was measured of a profile's model", "leave `--model` away")
+    numbers = find(profile, policy, layers)
+    if numbers is None:
+        raise WqError(f"`{policy}` knows nothing of the model of profile `{profile.name}`", _hint(policy))
+    return numbers
+
+
+def find(profile: Profile | None, policy: str, layers: int) -> Numbers | None:
+    """The same, or None where there is none.
+
+    Raises:
+        WqError: It is not of this model, or it holds something else than finite numbers.
+    """
+    if profile is None:
+        return None
     for path in (file_of(profile, policy), profile.path.parent / f"{profile.path.stem}.{policy}.json"):
         try:
             numbers = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, RecursionError) as error:
-            raise WqError(f"cannot read `{path}`", hint) from error
+            raise WqError(f"cannot read `{path}`", _hint(policy)) from error
         if not isinstance(numbers, dict) or any(not isinstance(x, list) or len(x) != layers for x in numbers.values()):
-            raise WqError(f"`{path}` is not of a model with {layers} layers", hint)
+            raise WqError(f"`{path}` is not of a model with {layers} layers", _hint(policy))
         if not all(map(_are_finite, numbers.values())):
-            raise WqError(f"`{path}` is damaged", hint)
+            raise WqError(f"`{path}` is damaged", _hint(policy))
         return numbers
-    raise WqError(f"`{policy}` knows nothing of the model of profile `{profile.name}`", hint)
+    return None
+
+
+def _hint(policy: str) -> str:
+    return f"measure it: `wq calibrate --policy {policy}`"
 
 
 def _are_finite(entries: list[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,15 +12,20 @@ import torch
 from tiny_models import llava_onevision
 from tiny_qwen_vl import qwen_vl
 
-from wq_cli import decoding, engine, measurements, policies, recorded
+from wq_cli import decoding, engine, measurements, offline, policies, recorded
 from wq_cli.bench.measure import forced
 from wq_cli.commands.calibrate import POLICIES
 from wq_cli.config import Generation, Quantization
 from wq_cli.models import loading
 from wq_cli.models.base import Prompt, VideoModel
-from wq_cli.policies.base import Policy
+from wq_cli.policies.base import LayerPlan, Policy
+from wq_cli.policies.focus import Focus
 from wq_cli.policies.kvtuner import PAIRS
+from wq_cli.profile import Profile
 from wq_cli.recorded import Kept, Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FOCUS = "focus:window=8:bits=8"
 
@@ -174,6 +180,48 @@ def test_pair_costs_are_the_kl_of_one_quantized_layer(model: VideoModel) -> None
     other = forced(model, state, answer).double()
     kl = float((reference.exp() * (reference - other)).sum(dim=-1).mean())
     assert costs[1, PAIRS.index((4, 2))] == pytest.approx(kl, rel=0.05, abs=1e-8)
+
+
+def test_side_costs_are_the_kl_of_one_quantized_side(model: VideoModel) -> None:
+    prompt = prompts_of(model)[0]
+    costs = measurements.side_costs(model, prompt)
+    assert {side: found.shape for side, found in costs.items()} == {"key": (3,), "value": (3,)}
+
+    # One entry by hand: the values of layer 1 at 2 bits.
+    class OneSide(Focus):
+        def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
+            return self._same_width(relevance.shape[1], 16, 2 if layer == 1 else 16)
+
+    full = through_engine(model, prompt, Quantization("fp16"))
+    answer = torch.stack([t.clone() for t in decoding.decode(model, full, Generation(max_new_tokens=16))], dim=1)
+    reference = forced(model, through_engine(model, prompt, Quantization("fp16")), answer).double()
+    policy = OneSide(Quantization("focus"))
+    request = engine.prepare(model, [prompt], policy.settings, room=16, until_visual_end=True, policy=policy)
+    state = engine.prefill(model, request)
+    engine.ask_through_cache(model, state, [prompt])
+    other = forced(model, state, answer).double()
+    kl = float((reference.exp() * (reference - other)).sum(dim=-1).mean())
+    assert costs["value"][1] == pytest.approx(kl, rel=0.05, abs=1e-8)
+
+
+def test_focus_is_told_what_was_measured_where_it_was(
+    model: VideoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WQ_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(model, "profile", Profile(tmp_path / "mine.yaml", "mine", "a profile", "demo"))
+    prompt = prompts_of(model)[0]
+
+    def policy_for(spec: str) -> Focus:
+        made = engine.prepare(model, [prompt], Quantization(spec), room=1).policy
+        assert isinstance(made, Focus)
+        return made
+
+    assert policy_for("focus")._measured is None
+    offline.write(model.profile, "focus", {"key": [1.0, 2.0, 3.0], "value": [3.0, 2.0, 1.0]})
+    found = policy_for("focus")._measured
+    assert found is not None
+    assert found.argsort(axis=0).tolist() == [[0, 2], [1, 1], [2, 0]]
+    assert policy_for("focus:layers=equal")._measured is None
 
 
 def test_the_command_knows_what_can_be_measured() -> None:

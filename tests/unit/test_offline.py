@@ -27,6 +27,12 @@ def test_what_was_written_is_read(profile: Profile) -> None:
         assert offline.read(profile, "kvmix", LAYERS) == numbers
 
 
+def test_what_was_not_measured_is_missed_by_who_needs_it_alone(profile: Profile) -> None:
+    assert offline.find(profile, "focus", LAYERS) is None and offline.find(None, "focus", LAYERS) is None
+    with pytest.raises(WqError, match="`focus` knows nothing of the model of profile `mine`"):
+        offline.read(profile, "focus", LAYERS)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -15,7 +15,7 @@ from wq_cli.config import Quantization
 from wq_cli.errors import UsageError, WqError
 from wq_cli.placement import VisualTokens
 from wq_cli.policies.base import LayerPlan
-from wq_cli.policies.focus import LEAST_RELEVANCE, look, spend
+from wq_cli.policies.focus import LEAST_RELEVANCE, counted, layer_shares, look, spend
 from wq_cli.policies.kvtuner import PAIRS, cheapest
 
 
@@ -45,10 +45,13 @@ def test_thresholds_of_cocktail_do_not_cross() -> None:
 COST = {2: 2 * 64 + 32, 4: 4 * 64 + 32, 8: 8 * 64 + 32, 16: 16 * 64}
 
 
-def error_of(widths: np.ndarray, matters: np.ndarray, key_weight: float) -> float:
-    """Sum that focus wants small, in the terms of its docstring; widths [W, 2]."""
-    counts = matters / matters.mean() + LEAST_RELEVANCE
-    return float((counts * (key_weight * 4.0 ** -widths[:, 0] + 4.0 ** -widths[:, 1])).sum())
+def error_of(widths: np.ndarray, worth: np.ndarray) -> float:
+    """Sum that focus wants small, in the terms of its docstring; both [N, 2]."""
+    return float((worth * 4.0 ** -widths.astype(float)).sum())
+
+
+def bits_of(*sides: np.ndarray) -> int:
+    return sum(COST[int(bits)] for side in sides for bits in side.ravel())
 
 
 @given(
@@ -60,22 +63,57 @@ def error_of(widths: np.ndarray, matters: np.ndarray, key_weight: float) -> floa
 def test_no_plan_of_the_same_size_has_less_error_than_that_of_focus(
     matters: np.ndarray, room: float, key_weight: float
 ) -> None:
-    found = spend(matters, room, 64, key_weight)
-    spent = sum(COST[int(bits)] for bits in found.ravel())
+    worth = (matters / matters.mean() + LEAST_RELEVANCE)[:, None] * [key_weight, 1.0]
+    found = spend(counted(matters)[:, None] * [key_weight, 1.0], room, 64)
+    spent = bits_of(found)
     assert spent <= room
     every = np.array(list(itertools.product(COST, repeat=6)))
     cost = np.vectorize(COST.get)(every).sum(axis=1)
-    best = min(error_of(widths.reshape(3, 2), matters, key_weight) for widths in every[cost <= spent])
-    assert error_of(found, matters, key_weight) <= best * (1 + 1e-9)
+    best = min(error_of(widths.reshape(3, 2), worth) for widths in every[cost <= spent])
+    assert error_of(found, worth) <= best * (1 + 1e-9)
 
 
 def test_focus_keeps_to_its_average_of_bits() -> None:
-    made = plan("focus:bits=3.25", [[np.nan, *np.linspace(0, 1, 40)]])
-    assert (made.key_bits[0], made.value_bits[0]) == (8, 8)
-    used = sum(COST[int(bits)] for side in (made.key_bits, made.value_bits) for bits in side[1:]) / (40 * 2 * 64)
+    made = plan("focus:bits=3.25:relevance=similarity", [np.linspace(0, 1, 40).tolist()])
+    used = bits_of(made.key_bits, made.value_bits) / (40 * 2 * 64)
     assert 3.25 - 1024 / (40 * 128) < used <= 3.25
-    assert made.key_bits[1:].mean() > made.value_bits[1:].mean()
-    assert (np.diff(made.key_bits[1:]) >= 0).all()
+    assert made.key_bits.mean() > made.value_bits.mean()
+    assert (np.diff(made.key_bits) >= 0).all()
+
+
+@pytest.mark.parametrize("mean", [2.5, 3.3, 4.75, 9.0])
+def test_layers_get_bits_by_what_they_are_worth(mean: float) -> None:
+    """Every side of a layer at one width is best; what is left is less than a step and goes to all layers alike."""
+    measured = np.random.default_rng(1).lognormal(0, 3, size=(3, 2))
+    shares = layer_shares(measured, mean * 128, 64)
+    np.testing.assert_allclose(shares.mean(), mean * 128)
+    every = np.array(list(itertools.product(COST, repeat=6))).reshape(-1, 3, 2)
+    cost = np.vectorize(COST.get)(every).sum(axis=2)
+    errors = (measured * 4.0 ** -every.astype(float)).sum(axis=(1, 2))
+    left = shares - cost
+    like_ours = (np.ptp(left, axis=1) < 1e-6) & (left[:, 0] > -1e-6) & (left.sum(axis=1) < 8 * 64)
+    fits = cost.sum(axis=1) <= cost[like_ours].sum(axis=1).max()
+    assert errors[like_ours].min() <= errors[fits].min() * (1 + 1e-9)
+
+
+def test_focus_spends_where_it_was_measured_and_no_more_than_its_budget() -> None:
+    policy = policies.create(Quantization(policy="focus:bits=3.5"))
+    policy.told({"key": [1.0, 1e-4, 1e-2], "value": [1e-3, 1e-1, 1e-2]})
+    plans = [policy.plan_layer(layer, np.linspace(0, 1, 20)[None], None) for layer in range(3)]
+    used = sum(bits_of(made.key_bits, made.value_bits) for made in plans) / (3 * 20 * 128)
+    assert 3.5 - 512 / (3 * 20 * 128) < used <= 3.5
+    keys, values = (np.array([getattr(made, side).mean() for made in plans]) for side in ("key_bits", "value_bits"))
+    assert keys[0] >= keys[2] > keys[1] and keys[0] > values[0] and values[1] > keys[1]
+    equal = policies.create(Quantization(policy="focus:layers=equal"))
+    assert not equal.takes_numbers and policy.takes_numbers and not policy.needs_numbers
+
+
+@pytest.mark.parametrize(
+    "numbers", [{}, {"key": [1.0]}, {"key": [1.0], "value": [-1.0]}, {"key": [[1.0]], "value": [1.0]}]
+)
+def test_focus_wants_one_number_for_each_side_of_a_layer(numbers: dict[str, list[float]]) -> None:
+    with pytest.raises(WqError, match="incomplete"):
+        policies.create(Quantization(policy="focus")).told(numbers)
 
 
 def test_what_the_question_pays_attention_to() -> None:

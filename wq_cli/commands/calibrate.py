@@ -20,7 +20,7 @@ $ wq calibrate --profile llava-onevision-7b talk.mp4 match.mp4 --frames 64
 $ wq calibrate --profile llava-onevision-7b --policy kvtuner"""
 
 # Those of `wq_cli.measurements`, whose import is heavy; a test holds the two together.
-POLICIES = ("windowquant", "kvtuner", "kvmix", "skvq", "smoothquant")
+POLICIES = ("windowquant", "focus", "kvtuner", "kvmix", "skvq", "smoothquant")
 
 Videos = Annotated[
     list[str] | None,

@@ -89,6 +89,7 @@ class Policy(ABC):
         needs_scores: Whether `relevance` is looked at; without it the search is skipped.
         needs_sensitivity: Whether s_i (eq 9) is looked at; it is measured in the prefill when the profile has none.
         needs_numbers: Whether `told` is called with what `wq calibrate --policy` measured of the model.
+        takes_numbers: Whether it is where that was measured, and is not missed where it was not.
         needs_queries: Whether `observe_queries` is called.
         needs_question: Whether the queries must hold those of the question: where it is asked after the cache was
             sealed, the prefill runs over it too and then forgets it.
@@ -110,6 +111,10 @@ class Policy(ABC):
 
     @property
     def needs_numbers(self) -> bool:
+        return False
+
+    @property
+    def takes_numbers(self) -> bool:
         return False
 
     def told(self, numbers: Numbers) -> None:
@@ -201,8 +206,7 @@ class Policy(ABC):
             widths: (key bits, value bits) of each level, lowest level first.
             levels: Level of each window, [W].
         """
-        table = np.array(widths, dtype=np.int64)
-        bits = table[levels]
+        key_bits, value_bits = (column.take(levels) for column in np.array(widths, dtype=np.int64).T)
         if self.settings.fixed_first_window and len(levels):
-            bits[0] = FULL_PRECISION
-        return LayerPlan(bits[:, 0], bits[:, 1])
+            key_bits[0] = value_bits[0] = FULL_PRECISION
+        return LayerPlan(key_bits, value_bits)

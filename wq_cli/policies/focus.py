@@ -5,12 +5,13 @@ it, in the same stored format:
 
 - Relevance of a window is the attention that the question's own tokens pay it in the prefill, layer by layer, which is
   there for the taking. `relevance=similarity` keeps eq 8.
-- Keys and values have widths of their own. A width of b bits leaves a squared error of about 4^-b; a window's counts by
-  its relevance, a key's as `key_weight` times a value's. Every layer
-  spends its bits where they take away most of the sum (optimal bit allocation; Shoham and Gersho 1988).
+- Keys and values have widths of their own. A width of b bits leaves a squared error of about 4^-b, which counts by its
+  window's relevance and its side's worth. A layer spends its bits where they take away most of the sum (optimal bit
+  allocation; Shoham and Gersho 1988). The first window is like any other.
+- What keys and values of a layer are worth, and so what share of all bits the layer gets, `wq calibrate --policy focus`
+  measures. Where nobody did, a key is worth `key_weight` values and every layer gets the same.
 - Groups are twice WindowQuant's, so that scales and minima cost half a bit.
 - Scales, minima and codes are fitted to the question's queries and attention (`wq_cli.fitting`).
-- The first window has 8 bits and not 16.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from wq_cli.codecs import ChannelInWindow, Coding, LayerCodec
-from wq_cli.errors import UsageError
+from wq_cli.errors import UsageError, WqError
 from wq_cli.policies.base import LayerPlan, Policy
 from wq_cli.policies.options import Options
 
@@ -32,14 +33,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wq_cli.config import Quantization
+    from wq_cli.offline import Numbers
     from wq_cli.placement import VisualTokens
     from wq_cli.policies.base import Budget
 
 WIDTHS = (2, 4, 8, 16)
-FIRST_WINDOW_BITS = 8
+MODEL_BITS = 16
 # What a window that the question passes over counts, against one of mean relevance: its answer may look elsewhere.
 LEAST_RELEVANCE = 1.0
-MODEL_BITS = 16
+# A few prompts make layers differ more than they do over many.
+MEASURED_POWER = 0.85
+# What is measured of every layer: KL where its keys or its values alone have the lowest width.
+SIDES = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,16 @@ class FocusOptions(Options):
     Attributes:
         window: S, in place of `--window`.
         bits: Average bits of the quantized windows where there is no budget, scales and minima included.
-        key_weight: How much the error of a key counts against that of a value.
+        key_weight: How much the error of a key counts against that of a value where nothing was measured.
         relevance: What says how much a window matters.
+        layers: `auto` for what was measured of the model, where it was; `equal` treats all layers alike.
     """
 
     window: int = 64
     bits: float = 3.25
     key_weight: float = 4.0
     relevance: Literal["attention", "similarity"] = "attention"
+    layers: Literal["auto", "equal"] = "auto"
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.bits <= 0 or self.key_weight <= 0:
@@ -75,8 +82,24 @@ class Focus(Policy):
     def __init__(self, settings: Quantization) -> None:
         super().__init__(settings)
         self.settings = replace(settings, window=self.options.window)
-        self._windows_bits: float | None = None
+        self._layer_bits: float | None = None
+        self._measured: NDArray[np.float64] | None = None
+        self._unspent = 0.0
         self._looks: dict[int, Look] = {}
+
+    @property
+    def takes_numbers(self) -> bool:
+        return self.options.layers == "auto"
+
+    def told(self, numbers: Numbers) -> None:
+        """
+        Raises:
+            WqError: The numbers are not those of `wq calibrate --policy focus`.
+        """
+        sides = [np.array(numbers.get(side, []), dtype=np.float64) for side in SIDES]
+        if any(x.ndim != 1 or not len(x) or (x < 0).any() for x in sides):
+            raise WqError("what was measured for `focus` is incomplete", "again: `wq calibrate --policy focus`")
+        self._measured = np.stack(sides, axis=1) ** MEASURED_POWER
 
     def begin(self, visual: VisualTokens, decoder: Any) -> None:
         self._visual = visual
@@ -92,61 +115,85 @@ class Focus(Policy):
         return codec.window_bits(key_bits, full_bits) + codec.window_bits(value_bits, full_bits)
 
     def fit_budget(self, relevance: NDArray[np.float64], sensitivity: Sequence[float] | None, budget: Budget) -> None:
-        """Every layer gets an equal share: it is sealed before the next one ran."""
         of_layer = budget.total_bits / budget.layers - budget.tail_bits
-        fixed = self._fixed(relevance.shape[1])
-        least = fixed * self.window_bits(FIRST_WINDOW_BITS, FIRST_WINDOW_BITS, MODEL_BITS)
-        least += (relevance.shape[1] - fixed) * self.window_bits(WIDTHS[0], WIDTHS[0], MODEL_BITS)
+        least = relevance.shape[1] * self.window_bits(WIDTHS[0], WIDTHS[0], MODEL_BITS)
         if of_layer < least:
             raise budget.too_small(budget.layers * (least + budget.tail_bits))
-        self._windows_bits = of_layer
+        self._layer_bits = of_layer
 
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
-        count, fixed = relevance.shape[1], self._fixed(relevance.shape[1])
+        """What a layer leaves, less than one more step would cost, goes to the next."""
+        count, window = relevance.shape[1], self.settings.window
         if self.options.relevance == "attention" and layer in self._looks:
             matters = self._looks[layer].of_windows(self._visual).mean(dim=0).double().cpu().numpy()
         else:
             matters = np.nan_to_num(relevance, nan=0.5).clip(0).mean(axis=0)
-        first = self.window_bits(FIRST_WINDOW_BITS, FIRST_WINDOW_BITS, MODEL_BITS)
-        room = self._windows_bits
-        if room is None:
-            room = fixed * first + (count - fixed) * 2 * self.settings.window * self.options.bits
-        bits = spend(matters[fixed:], room - fixed * first, self.settings.window, self.options.key_weight)
-        bits = np.concatenate([np.full((fixed, 2), FIRST_WINDOW_BITS), bits])
+        worth, mean = np.array([self.options.key_weight, 1.0]), self._layer_bits
+        if mean is None:
+            mean = count * 2 * window * self.options.bits
+        room = mean + self._unspent
+        if self._measured is not None:
+            worth = self._measured[layer]
+            room += count * layer_shares(self._measured, mean / max(count, 1), window)[layer] - mean
+        bits = spend(counted(matters)[:, None] * worth, room, window)
+        self._unspent = room - float(stored_bits(bits, window).sum())
         return LayerPlan(bits[:, 0], bits[:, 1])
 
     def take_look(self, layer: int) -> Look:
         """What was seen of a layer, once."""
         return self._looks.pop(layer)
 
-    def _fixed(self, windows: int) -> int:
-        return int(self.settings.fixed_first_window and windows > 0)
+
+def counted(matters: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the errors of windows count by how much they matter, [W], not negative."""
+    share = matters / max(matters.mean(), np.finfo(np.float64).tiny) if len(matters) else matters
+    return share + LEAST_RELEVANCE
 
 
-def spend(matters: NDArray[np.float64], room: float, window: int, key_weight: float) -> NDArray[np.int64]:
-    """Widths of the keys and values of a layer's windows.
+def costs(window: int) -> NDArray[np.int64]:
+    """Bits of a window at each of `WIDTHS`, per channel and KV head, scales and minima included."""
+    return np.array([ChannelInWindow(window).window_bits(bits, MODEL_BITS) for bits in WIDTHS])
+
+
+def stored_bits(widths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    """The same of keys and values together, [..., 2] to [...]."""
+    of_sides: NDArray[np.int64] = costs(window)[np.searchsorted(WIDTHS, widths)]
+    return of_sides.sum(axis=-1)
+
+
+def spend(worth: NDArray[np.float64], room: float, window: int) -> NDArray[np.int64]:
+    """Widths of keys and values with the least sum of errors.
 
     Args:
-        matters: How much each window does, [W], not negative.
+        worth: How much the errors of the two sides of each window count, [W, 2].
         room: Bits for all of them, per channel and KV head.
         window: S.
-        key_weight: How much the error of a key counts against that of a value.
 
     Returns:
         [W, 2]. From the lowest width up, the steps with the most error taken away per bit, until one does not fit.
     """
-    codec = ChannelInWindow(window)
-    costs = np.array([codec.window_bits(bits, MODEL_BITS) for bits in WIDTHS])
-    gains = -np.diff(4.0 ** -np.array(WIDTHS)) / np.diff(costs)
-    share = matters / max(matters.mean(), np.finfo(np.float64).tiny) if len(matters) else matters
-    sides = np.array([key_weight, 1.0])
-    value = (share + LEAST_RELEVANCE)[:, None, None] * sides[:, None] * gains
-    order = np.argsort(-value, axis=None, kind="stable")
-    spent = np.cumsum(np.broadcast_to(np.diff(costs), value.shape).ravel()[order])
-    taken = np.zeros(value.size, dtype=np.int64)
-    taken[order[spent <= room - 2 * len(matters) * costs[0]]] = 1
-    levels = taken.reshape(value.shape).sum(axis=2)
-    return np.array(WIDTHS)[levels]
+    steps = np.diff(costs(window))
+    gains = worth[:, :, None] * (-np.diff(4.0 ** -np.array(WIDTHS)) / steps)
+    order = np.argsort(-gains, axis=None, kind="stable")
+    spent = np.cumsum(np.broadcast_to(steps, gains.shape).ravel()[order])
+    taken = np.zeros(gains.size, dtype=np.int64)
+    taken[order[spent <= room - worth.size * costs(window)[0]]] = 1
+    return np.array(WIDTHS)[taken.reshape(gains.shape).sum(axis=2)]
+
+
+def layer_shares(measured: NDArray[np.float64], mean: float, window: int) -> NDArray[np.float64]:
+    """Bits for a window of each layer, as if all windows mattered alike.
+
+    Args:
+        measured: What the two sides of each layer are worth, [L, 2].
+        mean: Bits for a window in the mean layer, per channel and KV head.
+        window: S.
+
+    Returns:
+        [L], with that mean; what does not suffice for one more step of any layer is spread over all.
+    """
+    bits = stored_bits(spend(measured, mean * len(measured), window), window)
+    return bits + (mean - bits.mean())
 
 
 @dataclass(frozen=True)
