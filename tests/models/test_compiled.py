@@ -46,8 +46,8 @@ def graphs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_compiled", functools.cache(make))
 
 
-def load(maker: Callable[[Path], Path], folder: Path, dtype: str = "float32") -> VideoModel:
-    return loading.load(str(maker(folder)), torch.device("cpu"), dtype)  # type: ignore[arg-type]
+def load(maker: Callable[[Path], Path], folder: Path, dtype: str = "float32", device: str = "cpu") -> VideoModel:
+    return loading.load(str(maker(folder)), torch.device(device), dtype)  # type: ignore[arg-type]
 
 
 def prefilled(model: VideoModel, policy: str = "windowquant", rows: int = 1) -> engine.Prefilled:
@@ -108,19 +108,25 @@ def test_every_way_of_storing(policy: str, tmp_path: Path) -> None:
     assert state.compiled is not None and state.compiled.obstacle is None
 
 
-def test_logits_in_bfloat16_are_within_its_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_logits_in_bfloat16_are_within_its_rounding(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside the same weights in float32, compiled layers, which round less often, are about as far off."""
-    model = load(llava_onevision, tmp_path, "bfloat16")
+    sizes = {"heads": 7, "kv_heads": 1, "head_dim": 64}  # that the kernels take
+    model = load(functools.partial(llava_onevision, **sizes), tmp_path, "bfloat16", device)
 
     def logits(compile_layers: bool) -> torch.Tensor:
         """Of the step after a given token."""
         state = prefilled(model, "fp16")
-        state.logits = torch.nn.functional.one_hot(torch.tensor([7]), state.logits.shape[1]).float()
-        seen = []
+        given = torch.tensor([7], device=device)
+        state.logits = torch.nn.functional.one_hot(given, state.logits.shape[1]).float()
+        seen: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
             plain = model.logits
             patch.setattr(model, "logits", lambda hidden: seen.append(plain(hidden)) or seen[-1])
-            list(decoding.decode(model, state, Generation(max_new_tokens=2, compile_layers=compile_layers), False))
+            list(decoding.decode(model, state, Generation(max_new_tokens=4, compile_layers=compile_layers), False))
+        assert (state.graph == "CUDA graph") == (device == "cuda" and model.dtype == torch.bfloat16)
         return seen[0]
 
     written, fused = logits(False), logits(True)
