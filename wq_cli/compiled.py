@@ -5,7 +5,8 @@ stays the one operation that it is. All layers of a model run the same compiled 
 it as a tensor, since a number would be compiled into it. Another batch size, dtype or model compiles anew.
 
 A token alone meets matrices as a row. As sums, such products take the norm before them and bias, activation and
-residual after them into their kernels, whose tiles are then chosen by time.
+residual after them into their kernels, whose tiles are then chosen by time. Large matrices stay with the library, which
+reads those nearer to the memory's bandwidth than what it saves around them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.decomposition import select_decomp_table
 
 from wq_cli.attention import attend_sealed
 from wq_cli.engine import run_decoder
@@ -39,6 +41,9 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 # For inductor: sums over matrices reach the memory's bandwidth only with tiles that were tried out.
 _OPTIONS = {"coordinate_descent_tuning": True}
+
+# Elements of the largest matrix whose products become sums.
+SUMMED_ELEMENTS = 2**25
 
 _NOT_COMPILED = "the decoder's layers are not compiled"
 _numbers = itertools.count()
@@ -147,12 +152,15 @@ def _compiled(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Inductor's compilation of a graph whose products with one row have become sums."""
+    """Inductor's compilation of a graph whose products of one row and no large matrix have become sums."""
     for node in graph.graph.find_nodes(op="call_function", target=torch._C._nn.linear):
-        if node.meta["example_value"].shape[:-1].numel() == 1:
+        elements = node.args[1].meta["example_value"].numel()
+        if node.meta["example_value"].shape[:-1].numel() == 1 and elements <= SUMMED_ELEMENTS:
             node.target = row_times
     graph.recompile()
-    return compile_fx(graph, inputs, config_patches=_OPTIONS)
+    # Told to try tiles out, inductor would make sums of all products with one row.
+    kept = {call: made for call, made in select_decomp_table().items() if call is not torch.ops.aten.mm.default}
+    return compile_fx(graph, inputs, config_patches=_OPTIONS, decompositions=kept)
 
 
 def row_times(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

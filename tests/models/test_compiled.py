@@ -10,6 +10,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,3 +169,22 @@ def test_a_row_times_a_matrix(shape: tuple[int, ...], bias: bool) -> None:
     added = torch.randn(20, dtype=torch.float64) if bias else None
     expected = torch.nn.functional.linear(x, weight, added)
     torch.testing.assert_close(compiled.row_times(x, weight, added), expected)
+
+
+def test_large_matrices_and_several_rows_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: object, **options: Any) -> object:
+        assert torch.ops.aten.mm.default not in options["decompositions"]
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "compile_fx", kept)
+    monkeypatch.setattr(compiled, "SUMMED_ELEMENTS", 64)
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 9))
+    step = torch.compile(layer, backend=compiled._inductor, fullgraph=True, dynamic=False)
+    for rows in (1, 2):
+        x = torch.randn(rows, 1, 8)
+        torch.testing.assert_close(step(x), layer(x))
+    sums = [len(graph.graph.find_nodes(op="call_function", target=compiled.row_times)) for graph in graphs]
+    assert sums == [1, 0]
