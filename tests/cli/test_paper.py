@@ -34,6 +34,14 @@ def test_tiny_run_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert full[0]["frames"] < full[1]["frames"]
 
 
+def test_no_card_is_begun_after_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "paper", "--tiny", "--device", "cpu", "--seconds", "0.001", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert all(row["ours"] > 0 for row in shown["rows"])
+    assert {(row["batch"], row["frames"]) for row in shown["capacities"]} == {(None, None)}
+    assert {row["error"] for row in shown["capacities"]} == {"not begun: 0.001 s were over"}
+
+
 @pytest.fixture(scope="module")
 def lab() -> paper.Lab:
     settings = Settings(runtime=Runtime(device="cpu"))

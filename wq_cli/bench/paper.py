@@ -60,7 +60,7 @@ class Sizes:
 TINY = Sizes(batch=3, attention_batch=2, frames=6, search_frames=12, decode_tokens=3, memory_gb=(0.0795, 0.08))
 
 
-def run(settings: Settings, listener: Listener, sizes: Sizes, tiny: bool) -> PaperResult:
+def run(settings: Settings, listener: Listener, sizes: Sizes, tiny: bool, seconds: float | None = None) -> PaperResult:
     """All experiments; one that fails is a row with the reason.
 
     Args:
@@ -68,10 +68,12 @@ def run(settings: Settings, listener: Listener, sizes: Sizes, tiny: bool) -> Pap
         listener: Told of a stage per experiment.
         sizes: How large they are.
         tiny: Take a model of two small layers.
+        seconds: Begin to fill no card after this time.
 
     Raises:
         WqError: The model cannot be built here.
     """
+    started = time.perf_counter()
     profile = profiles.load(PROFILE)
     listener.stage("load")
     with pipeline.backend(settings):
@@ -84,7 +86,11 @@ def run(settings: Settings, listener: Listener, sizes: Sizes, tiny: bool) -> Pap
         capacities = []
         for gigabytes in sizes.memory_gb:
             listener.stage(f"{gigabytes:g} GB")
-            capacities += [lab.capacity(gigabytes, policy) for policy in POLICIES]
+            for policy in POLICIES:
+                if seconds is not None and time.perf_counter() - started > seconds:
+                    capacities.append(CapacityRow(gigabytes, policy, error=f"not begun: {seconds:g} s were over"))
+                else:
+                    capacities.append(lab.capacity(gigabytes, policy))
     return PaperResult(
         command="bench paper",
         model=describe.model(model, f"{profile.name}{', tiny' if tiny else ''} (random weights)", is_demo=False),

@@ -32,6 +32,10 @@ MemoryGb = Annotated[
         metavar="N,..",
     ),
 ]
+Seconds = Annotated[
+    float | None,
+    opt.number("--seconds", panel=opt.MODEL, help="Begin to fill no card after this time.", metavar="SECONDS"),
+]
 
 
 @grouped
@@ -39,6 +43,7 @@ def paper(
     *,
     tiny: Tiny = False,
     memory_gb: MemoryGb = None,
+    seconds: Seconds = None,
     device: opt.Device = Runtime.device,
     dtype: opt.Dtype = Runtime.dtype,
     output: Output,
@@ -46,6 +51,8 @@ def paper(
     """Repeat the WindowQuant paper's experiments on speed and memory, on random weights of LLaVA-OneVision-7B."""
     if memory_gb and min(memory_gb) <= 0:
         raise UsageError(f"`--memory-gb {min(memory_gb):g}` is not above 0")
+    if seconds is not None and seconds <= 0:
+        raise UsageError(f"`--seconds {seconds:g}` is not above 0")
     output.check()
 
     from wq_cli.bench import paper as benchmark
@@ -60,7 +67,7 @@ def paper(
         sizes = replace(sizes, memory_gb=memory_gb)
     screen = output.screen()
     with Listener(screen) as listener:
-        result = benchmark.run(Settings(runtime=Runtime(device=device, dtype=dtype)), listener, sizes, tiny)
+        result = benchmark.run(Settings(runtime=Runtime(device=device, dtype=dtype)), listener, sizes, tiny, seconds)
     output.emit(result)
     if not output.json:
         screen.result(report.paper_table(result))
