@@ -81,7 +81,7 @@ class Focus(Policy):
 
     def __init__(self, settings: Quantization) -> None:
         super().__init__(settings)
-        self.settings = replace(settings, window=self.options.window)
+        self.settings = replace(settings, window=self.options.window, fixed_first_window=False)
         self._layer_bits: float | None = None
         self._measured: NDArray[np.float64] | None = None
         self._unspent = 0.0
