@@ -121,18 +121,22 @@ def whole_step(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     names = ",".join(row["policy"] for row in result["rows"] if not row.get("is_peer"))
+    compiled = [row["compile_ms"] for row in result["rows"] if row.get("compile_ms") is not None]
+    flag = " --compile" if compiled else ""
+    how = f", the decoder's layers compiled ({max(compiled) / 1e3:.0f} s the first time)" if compiled else ""
     notes = "".join(f"\n- {notice}" for notice in result["notices"])
     return f"""\
 ## A whole model on a GPU
 
 ```
-wq bench -p llava-onevision-7b --random-weights --frames 100 --policies {names}{peers(result)} \\
+wq bench -p llava-onevision-7b --random-weights --frames 100 --policies {names}{peers(result)}{flag} \\
     --decode-tokens {result["decode_tokens"]} --fidelity-tokens {result["fidelity_tokens"]} \\
     --output docs/benchmarks/llava-onevision-7b-random.json
 ```
 
 {made_with(result)} Batch {result["batch"]}, {result["visual_tokens"]:,} visual tokens, decoding \
-as one CUDA graph a step. Random weights cost what trained ones do; fidelity is not measured on them.{notes}
+as one CUDA graph a step{how}; `hf`: transformers' own caches and attention. Random weights cost what trained ones do; \
+fidelity is not measured on them.{notes}
 
 {table(heads, rows)}
 """
@@ -223,6 +227,13 @@ def paper(result: dict[str, Any]) -> str:
         [f"{row['memory_gb']:g} GB", row["policy"], *(row["error"] or f"{row[size]:,}" for size in ("batch", "frames"))]
         for row in result["capacities"]
     ]
+    filled = any(row["error"] is None for row in result["capacities"])
+    capacities = f"""\
+What a card holds, found by trying with PyTorch's allocator limited to so many bytes, to within 2%: the most requests \
+of {result["batch_frames"]} frames side by side, and the most frames of one request. The frames are those that memory \
+holds, more than the model has positions for, and their prefill was run without the arithmetic of its attention.
+
+{table(["card", "policy", f"batch of {result['batch_frames']} frames", "frames"], cards)}"""
     return f"""\
 ## The paper's experiments on speed and memory
 
@@ -235,11 +246,7 @@ experiments came out, not which card is faster. Bits are those of our cache.
 
 {table(["experiment", "", "paper", "here", "unit", "bits"], rows)}
 
-What a card holds, found by trying with PyTorch's allocator limited to so many bytes, to within 2%: the most requests \
-of {result["batch_frames"]} frames side by side, and the most frames of one request. The frames are those that memory \
-holds, more than the model has positions for, and their prefill was run without the arithmetic of its attention.
-
-{table(["card", "policy", f"batch of {result['batch_frames']} frames", "frames"], cards)}
+{capacities if filled else "What cards of 24, 48 and 80 GB hold was not measured in this run."}
 """
 
 

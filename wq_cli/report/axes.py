@@ -85,12 +85,12 @@ class Axes:
         for value in y_ticks:
             _, y = self.place(self._x_range[0], value)
             draw.line([(self._left, y), (self._right, y)], PALE)
-            text = f"{value:.1%}" if percent else f"{value:.3g}"
+            text = f"{value:.1%}" if percent else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
             draw.text((self._left - 12, y), text, GREY, font(_SMALL), anchor="rm")
         for value in x_ticks:
             x, _ = self.place(value, low)
             draw.line([(x, self._bottom), (x, self._bottom + 6)], GREY)
-            draw.text((x, self._bottom + 10), f"{value:g}", GREY, font(_SMALL), anchor="ma")
+            draw.text((x, self._bottom + 10), f"{value:,g}", GREY, font(_SMALL), anchor="ma")
         draw.text((self._right, self._bottom + 32), x_label, GREY, font(_SMALL), anchor="ra")
         draw.line([(self._left, self._bottom), (self._right, self._bottom)], GREY)
 
