@@ -62,7 +62,7 @@ class Step:
 
             state.compiled = CompiledDecoder(model, state.cache)
         state.position = state.position.clone()
-        state.graph = obstacle(model, state.cache)
+        state.graph = obstacle(model, state.cache, settings.max_new_tokens - 1)
         self.token = draw(state.logits, self._temperature, self._generator)
         self.ended = torch.isin(self.token, self._eos)
 
@@ -106,8 +106,12 @@ class Step:
         self._state.graph = "CUDA graph"
 
 
-def obstacle(model: VideoModel, cache: WindowCache) -> str | None:
-    """Why the steps cannot be one CUDA graph; None when they can."""
+def obstacle(model: VideoModel, cache: WindowCache, steps: int) -> str | None:
+    """Why so many steps cannot be one CUDA graph; None when they can."""
+    seen = getattr(model.text_config, "sliding_window", None)
+    if seen is not None and cache.layers[0].length + steps > seen:
+        # A graph would go on past the token with which attention refuses.
+        return f"step by step, since layers that see the last {seen} tokens only cannot see all of so long an answer"
     if model.device.type != "cuda":
         return f"step by step, on {model.device.type}"
     if len({layer.device for layer in cache.layers}) > 1:

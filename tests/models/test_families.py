@@ -320,6 +320,9 @@ def test_layers_with_a_sliding_window_are_refused_once_they_matter(tmp_path: Pat
     expected = Reference.of(model, short, "a dog?").generate(model, 8)
     state = prefilled(model, [prompt_of(model, short, "a dog?")], Quantization("fp16", window=8))
     assert torch.stack(list(decoding.decode(model, state, Generation(max_new_tokens=8))), dim=1).tolist() == expected
+    room = 130 - state.cache.layers[0].length
+    assert decoding.obstacle(model, state.cache, room) == "step by step, on cpu"
+    assert "the last 130 tokens only" in (decoding.obstacle(model, state.cache, room + 1) or "")
     with pytest.raises(ModelError, match="last 130 tokens"):
         state = prefilled(model, [prompt_of(model, noise(9))], Quantization(window=8))
         list(decoding.decode(model, state, Generation(max_new_tokens=8)))
