@@ -40,7 +40,7 @@ def command_of(name: str) -> str:
     """The command that makes a JSON file of this folder, and its plot."""
     if name == SCENES:
         return (
-            "wq eval scenes --questions 400 --frames 100 --bits 2.8,3.3,4,4.75,5.5 "
+            "wq eval scenes --questions 400 --frames 100 --bits 2.55,2.8,3.3,4,4.75,5.5 "
             f"--plot docs/benchmarks/{name}.png --output docs/benchmarks/{name}.json"
         )
     what = name.removeprefix("ablations/")
