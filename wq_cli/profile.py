@@ -209,13 +209,13 @@ def own_file(profile: Profile) -> Path:
     return path
 
 
-def remember(profile: Profile, key: str, values: Sequence[float]) -> None:
-    """Write what was measured into `own_file`.
+def remember(profile: Profile, key: str, value: Sequence[float] | str) -> None:
+    """Write what was measured or found into `own_file`.
 
     Args:
         profile: A valid one.
         key: What `_RULES` calls it.
-        values: In place of those it may have.
+        value: In place of the one it may have.
 
     Raises:
         WqError: It cannot be written; what was there before is still there.
@@ -224,8 +224,8 @@ def remember(profile: Profile, key: str, values: Sequence[float]) -> None:
 
     # As text, so that the comments of a file that somebody wrote stay.
     text = re.sub(rf"(?m)^{key}:.*\n?(?:[ \t-].*\n?|\n)*", "", profile.path.read_text(encoding="utf-8"))
-    line = f"{key}: [{', '.join(map(str, values))}]"
-    files.write(own_file(profile), f"{text.rstrip()}\n{line}\n".encode())
+    shown = value if isinstance(value, str) else f"[{', '.join(map(str, value))}]"
+    files.write(own_file(profile), f"{text.rstrip()}\n{key}: {shown}\n".encode())
 
 
 def make_folder(path: Path) -> None:

@@ -163,6 +163,29 @@ def test_the_pinned_revision_of_a_profile(hub: Hub, tmp_path: Path) -> None:
     assert wq(hub, tmp_path, "pull", str(profile), "--revision", "main")[0] == 2
 
 
+def test_a_pin_is_the_commit_that_was_fetched(hub: Hub, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    written = f"# mine\nname: mine\ndescription: for tests\nmodel: {REPOSITORY}\n"
+    profile.write_text(written)
+    assert wq(hub, tmp_path, "pull", str(profile), "--pin")[0] == 0
+    assert profile.read_text() == f"{written}revision: {COMMIT}\n"
+    hub.heard.clear()
+    assert wq(hub, tmp_path, "pull", str(profile))[0] == 0
+    assert not any("/main" in path for _, path, _ in hub.heard)
+    profile.write_text(f"{written}revision: v9\n")
+    assert wq(hub, tmp_path, "pull", str(profile), "--revision", "v1", "--pin")[0] == 0
+    assert profile.read_text() == f"{written}revision: {COMMIT}\n"
+    code, failure = wq(hub, tmp_path, "pull", REPOSITORY, "--pin")
+    assert (code, failure["error"]) == (2, "`--pin` writes into a profile")
+
+
+def test_nothing_is_pinned_that_was_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    """The profile is a packaged one, whose repository this hub does not have."""
+    code, _ = wq(hub, tmp_path, "pull", "qwen2-vl-2b", "--pin", WQ_CONFIG_HOME=str(tmp_path / "config"))
+    assert code == 1
+    assert not list((tmp_path / "config").rglob("*.yaml"))
+
+
 def test_each_refusal_has_its_own_line(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     pickled, other = tmp_path / "pickled", tmp_path / "other"
     for folder, model_type in ((pickled, "llava_onevision"), (other, "bert")):

@@ -17,6 +17,7 @@ from wq_cli.errors import UsageError
 EXAMPLES = """\
 [bold]Examples[/]
 $ wq pull llava-onevision-0.5b
+$ wq pull qwen2.5-vl-7b --pin
 $ wq pull llava-hf/llava-onevision-qwen2-7b-ov-hf --revision main"""
 
 Source = Annotated[
@@ -31,6 +32,10 @@ Source = Annotated[
 Revision = Annotated[
     str | None,
     opt.option("--revision", panel=opt.MODEL, help="Commit, tag or branch of the repository.", metavar="REV"),
+]
+Pin = Annotated[
+    bool,
+    opt.option("--pin", panel=opt.MODEL, help="Write the commit into the profile: it takes no other from then on."),
 ]
 
 
@@ -54,12 +59,18 @@ class PullResult:
 
 
 @grouped
-def pull(source: Source, *, revision: Revision = None, output: Output) -> None:
+def pull(source: Source, *, revision: Revision = None, pin: Pin = False, output: Output) -> None:
     """Download a model: safetensors weights, config and processor. What is here already is not fetched again."""
     output.check()
     repository, pinned, named = _repository(source)
-    if pinned and revision:
-        raise UsageError(f"profile `{named}` pins revision `{pinned}`", "leave `--revision` away")
+    if pin and named is None:
+        raise UsageError("`--pin` writes into a profile", f"name one in place of `{source}`")
+    if pinned and revision and not pin:
+        raise UsageError(
+            f"profile `{named}` pins revision `{pinned}`", "leave `--revision` away, or move the pin with `--pin`"
+        )
+    if pin:
+        profile.own_file(profile.load(named))  # before a long download, not after it
 
     from wq_cli.models import hub
     from wq_cli.report.format import size
@@ -67,6 +78,8 @@ def pull(source: Source, *, revision: Revision = None, output: Output) -> None:
     screen = output.screen()
     with Listener(screen) as listener:
         folder = hub.pull(repository, revision or pinned, listener)
+    if pin:
+        profile.remember(profile.load(named), "revision", folder.name)
     total = sum(file.stat().st_size for file in folder.iterdir())
     if not output.json:
         screen.result(str(folder))
