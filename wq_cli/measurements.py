@@ -73,7 +73,11 @@ class _OneSide(focus.Focus):
 
 
 def side_costs(model: VideoModel, prompt: Prompt) -> Measured:
-    """KL to full precision over its answer when one side of one layer alone has the lowest width, [L] for each side."""
+    """KL to full precision over its answer when one side of one layer alone has the lowest width, [L] for each side.
+
+    As shares of their sum: the KL of a prompt whose answer is a near thing is many times that of another, and the mean
+    over prompts would be that of one.
+    """
     recording = Recording(model, prompt)
     answer, reference = _answer(model, recording, prompt)
     costs = np.zeros((len(focus.SIDES), model.text_config.num_hidden_layers))
@@ -82,7 +86,8 @@ def side_costs(model: VideoModel, prompt: Prompt) -> Measured:
         policy.layer, policy.side = layer, side
         state = recording.sealed(prompt, policy.settings, ANSWER_TOKENS, policy)
         costs[side, layer] = fidelity(reference, forced(model, state, answer))[0]
-    return dict(zip(focus.SIDES, costs, strict=True))
+    shares = costs / max(costs.sum(), np.finfo(np.float64).tiny)
+    return dict(zip(focus.SIDES, shares, strict=True))
 
 
 def _group(model: VideoModel) -> int:

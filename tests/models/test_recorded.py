@@ -182,26 +182,32 @@ def test_pair_costs_are_the_kl_of_one_quantized_layer(model: VideoModel) -> None
     assert costs[1, PAIRS.index((4, 2))] == pytest.approx(kl, rel=0.05, abs=1e-8)
 
 
-def test_side_costs_are_the_kl_of_one_quantized_side(model: VideoModel) -> None:
+def test_side_costs_are_shares_of_the_kl_of_one_quantized_side(model: VideoModel) -> None:
     prompt = prompts_of(model)[0]
-    costs = measurements.side_costs(model, prompt)
-    assert {side: found.shape for side, found in costs.items()} == {"key": (3,), "value": (3,)}
+    shares = measurements.side_costs(model, prompt)
+    assert {side: found.shape for side, found in shares.items()} == {"key": (3,), "value": (3,)}
 
-    # One entry by hand: the values of layer 1 at 2 bits.
     class OneSide(Focus):
         def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
-            return self._same_width(relevance.shape[1], 16, 2 if layer == 1 else 16)
+            widths = [2 if (layer, side) == chosen else 16 for side in range(2)]
+            return self._same_width(relevance.shape[1], *widths)
 
-    full = through_engine(model, prompt, Quantization("fp16"))
+    def asked(policy: Policy | None, settings: Quantization) -> engine.Prefilled:
+        request = engine.prepare(model, [prompt], settings, room=16, until_visual_end=True, policy=policy)
+        state = engine.prefill(model, request)
+        engine.ask_through_cache(model, state, [prompt])
+        return state
+
+    full = asked(None, Quantization("fp16"))
     answer = torch.stack([t.clone() for t in decoding.decode(model, full, Generation(max_new_tokens=16))], dim=1)
-    reference = forced(model, through_engine(model, prompt, Quantization("fp16")), answer).double()
-    policy = OneSide(Quantization("focus"))
-    request = engine.prepare(model, [prompt], policy.settings, room=16, until_visual_end=True, policy=policy)
-    state = engine.prefill(model, request)
-    engine.ask_through_cache(model, state, [prompt])
-    other = forced(model, state, answer).double()
-    kl = float((reference.exp() * (reference - other)).sum(dim=-1).mean())
-    assert costs["value"][1] == pytest.approx(kl, rel=0.05, abs=1e-8)
+    reference = forced(model, asked(None, Quantization("fp16")), answer).double()
+    costs = np.zeros((2, 3))
+    for side, layer in np.ndindex(2, 3):
+        chosen = layer, side
+        other = forced(model, asked(OneSide(Quantization("focus")), Quantization("focus")), answer).double()
+        costs[side, layer] = float((reference.exp() * (reference - other)).sum(dim=-1).mean())
+    expected = costs / costs.sum()
+    np.testing.assert_allclose(np.stack([shares["key"], shares["value"]]), expected, rtol=0.05, atol=1e-3)
 
 
 def test_focus_is_told_what_was_measured_where_it_was(

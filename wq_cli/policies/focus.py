@@ -43,7 +43,7 @@ MODEL_BITS = 16
 LEAST_RELEVANCE = 1.0
 # A few prompts make layers differ more than they do over many.
 MEASURED_POWER = 0.85
-# What is measured of every layer: KL where its keys or its values alone have the lowest width.
+# What is measured of every layer: share of the KL where its keys or its values alone have the lowest width.
 SIDES = ("key", "value")
 
 
