@@ -21,12 +21,16 @@ from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionModel,
     LlavaOnevisionVideoProcessor,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3VLConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
     SmolVLMConfig,
 )
 
 from wq_cli.models import frames as vision
+from wq_cli.models import qwen_vl
 from wq_cli.models.pooling import halve, halving_matrix
 
 
@@ -179,3 +183,19 @@ def test_frames_of_a_batch_of_every_family(monkeypatch: pytest.MonkeyPatch, conf
     monkeypatch.setattr(vision, "free_bytes", lambda device: 2 * 5 * patches * of_token * 2)
     adapter = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, model=SimpleNamespace(config=made))
     assert vision.FrameModel.frames_at_once(adapter) == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden", "widest"),
+    [(Qwen2VLConfig, 1280, 5120), (Qwen2_5_VLConfig, 1280, 3420), (Qwen3VLConfig, 1152, 4304)],
+)
+def test_pairs_of_a_batch_of_every_qwen(
+    monkeypatch: pytest.MonkeyPatch, config: type, hidden: int, widest: int
+) -> None:
+    """On a GPU whose free memory is that of 5 pairs of 600 patches, for the published towers."""
+    tower = {"hidden_size": hidden, "intermediate_size": widest} if config is Qwen2_5_VLConfig else {}
+    made = config(vision_config=tower)
+    of_token = (2 + made.vision_config.depth) * hidden + 3 * widest
+    monkeypatch.setattr(qwen_vl, "free_bytes", lambda device: 2 * 5 * 600 * of_token * 2)
+    adapter = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, model=SimpleNamespace(config=made))
+    assert qwen_vl.Qwen2VL.pairs_at_once(adapter, 600) == 5

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from transformers.video_utils import VideoMetadata
 
+from wq_cli.device import free_bytes
 from wq_cli.models.base import FRAMES_PER_BATCH, VideoModel, VisualFeatures
+from wq_cli.models.frames import frames_per_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +47,7 @@ class Qwen2VL(VideoModel):
     ) -> VisualFeatures:
         patches, grid = self._patches(frames)
         time, height, width = grid
-        pairs = FRAMES_PER_BATCH // self._per_token
+        pairs = self.pairs_at_once(height * width)
         embeds, added = [], []
         for start in range(0, time, pairs):
             batch = patches[start : start + pairs]
@@ -62,6 +64,21 @@ class Qwen2VL(VideoModel):
             frames_per_token=self._per_token,
             grid=grid,
             deepstack=torch.cat(deepstack, dim=1) if deepstack else None,
+        )
+
+    def pairs_at_once(self, patches: int) -> int:
+        """Pairs of frames of so many patches in one call of the vision tower."""
+        if self.device.type != "cuda":
+            return FRAMES_PER_BATCH // self._per_token
+        vision = self.model.config.vision_config
+        hidden = getattr(vision, "embed_dim", vision.hidden_size)  # where it exists, the other is the decoder's
+        return frames_per_batch(
+            tokens=patches,
+            hidden=hidden,
+            widest=getattr(vision, "intermediate_size", None) or int(hidden * vision.mlp_ratio),
+            layers=vision.depth,
+            itemsize=self.dtype.itemsize,
+            free_bytes=free_bytes(self.device),
         )
 
     @property
