@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import results_by_hand as by_hand
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from wq_cli.app import main
 from wq_cli.report import front
-from wq_cli.report.axes import decades, round_values
+from wq_cli.report.axes import Axes, decades, round_values
 from wq_cli.report.curves import curve_table, draw_curves
 from wq_cli.report.format import ASCII
 from wq_cli.results import CurveResult
@@ -109,9 +111,32 @@ def test_scales_have_round_values() -> None:
     assert round_values(0.913, 0.958) == pytest.approx([0.92, 0.93, 0.94, 0.95])
 
 
+def test_errors_end_within_the_axes() -> None:
+    rows = [by_hand.eval_row(label="p", kl_to_full=0.09, kl_standard_error=error) for error in (0.0, 0.05)]
+    shown = [Image.open(io.BytesIO(front.draw_front(by_hand.eval_result(row, row)))).convert("L") for row in rows]
+    # The dot of 0.09 nats, at the left: between 0.01 and 0.1 nearly at the top, between 0.01 and 1 in the middle.
+    dots = [min(y for y in range(170, 600) if image.getpixel((130, y)) == 0) for image in shown]
+    tops = [610 - 420 * math.log10(0.09 / 0.01) / decades for decades in (1, 2)]
+    assert dots == pytest.approx([top - 7 for top in tops], abs=2)
+
+
+def test_names_of_points_keep_clear_of_names_and_dots() -> None:
+    image = Image.new("RGB", (1000, 600), "white")
+    axes = Axes(ImageDraw.Draw(image), (0, 0, 1000, 560), (0, 10), (0, 10))
+    for height in (5.0, 4.7):
+        axes.point(5.0, height, (255, 0, 0), "nnnn")
+    dark = image.getchannel("R").point(lambda red: 255 * (red < 128))  # the names
+    ink = [y for y in range(600) if dark.crop((0, y, 1000, y + 1)).getbbox()]
+    (_, upper), (_, lower) = axes.place(5.0, 5.0), axes.place(5.0, 4.7)
+    gaps = [(a, b) for a, b in pairwise(ink) if b - a > 1]
+    assert len(gaps) == 1 and gaps[0][0] < upper - 7 and gaps[0][1] > lower + 7
+
+
 def test_points_of_a_front_stand_where_their_bits_and_kl_are() -> None:
     rows = [
-        by_hand.eval_row(label=f"p @ {bits}", policy="p", bits_asked=bits, effective_bits=bits, kl_to_full=kl)
+        by_hand.eval_row(
+            label=f"p @ {bits}", policy="p", bits_asked=bits, effective_bits=bits, kl_to_full=kl, kl_standard_error=None
+        )
         for bits, kl in ((3.0, 0.1), (4.0, 0.01), (5.0, 0.0))
     ]
     full = by_hand.eval_row(label="fp16", policy="fp16", effective_bits=16.0, kl_to_full=0.0)
@@ -124,12 +149,13 @@ def test_points_of_a_front_stand_where_their_bits_and_kl_are() -> None:
 
 def test_our_policy_is_on_top_and_a_row_far_to_the_right_takes_no_room() -> None:
     rows = [
-        by_hand.eval_row(label=name, policy=name, effective_bits=bits, kl_to_full=kl)
+        by_hand.eval_row(label=name, policy=name, effective_bits=bits, kl_to_full=kl, kl_standard_error=None)
         for name, bits, kl in (("focus", 4.0, 0.1), ("rtn2", 4.0, 0.1), ("rtn4", 5.5, 0.01), ("rtn8", 9.5, 0.01))
     ]
     full = by_hand.eval_row(label="fp16", policy="fp16", effective_bits=16.0, kl_to_full=0.0)
     image = Image.open(io.BytesIO(front.draw_front(by_hand.eval_result(full, *rows)))).convert("RGB")
     left, right, top, bottom = 130, 980, 190, 610  # of the plot, between 4 and 6 bits and 0.1 and 0.01 nats
-    assert [image.getpixel(place) for place in ((left, top), (left + 8, top))] == [(0, 0, 0)] * 2  # the first series
+    # The first series, and the second around it.
+    assert [image.getpixel(place) for place in ((left + 5, top), (left + 7, top))] == [(0, 0, 0), (213, 94, 0)]
     assert image.getpixel(((left + 3 * right) // 4, bottom)) == (0, 114, 178)  # the third
     assert image.getpixel((left + 9, bottom - 200)) == (255, 255, 255)

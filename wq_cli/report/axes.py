@@ -11,7 +11,7 @@ from wq_cli.report import canvas
 from wq_cli.report.canvas import GREY, INK, PALE, Colour, font
 
 _LABEL, _SMALL = 18, 15
-_DOT, _LARGE_DOT, _NAME_HEIGHT, _HEADING = 7, 9, 20, 40
+_LEAST_DOT, _DOT, _LARGE_DOT, _NAME_HEIGHT, _HEADING = 2, 7, 9, 20, 40
 LEGEND_WIDTH = 220
 # Okabe and Ito's colours, in an order in which neighbours differ in lightness too.
 _COLOURS: tuple[Colour, ...] = (
@@ -65,6 +65,7 @@ class Axes:
         self._left, self._top, self._right, self._bottom = box[0], box[1] + _HEADING, box[2], box[3]
         self._x_range, self._y_range, self._log_y = x_range, y_range, log_y
         self._taken: list[tuple[float, float, float]] = []
+        self._marked: list[tuple[float, float]] = []
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """Pixels of a point; what lies outside is put on the edge."""
@@ -103,8 +104,14 @@ class Axes:
             self._draw.text((x + 18, y), shown, INK, font(_SMALL), anchor="lm")
 
     def mark(self, x: float, y: float, series: int, large: bool = False) -> None:
-        """A point of a series; every seven series the shape changes, where colours begin again."""
-        self._mark(*self.place(x, y), series, _LARGE_DOT if large else _DOT)
+        """A point of a series; every seven series the shape changes, where colours begin again.
+
+        On others in the same place it is smaller, so that they stand around it.
+        """
+        place = self.place(x, y)
+        below = sum(math.dist(place, other) < _DOT / 2 for other in self._marked)
+        self._marked.append(place)
+        self._mark(*place, series, max(_LEAST_DOT, (_LARGE_DOT if large else _DOT) - 3 * below))
 
     def _mark(self, across: float, up: float, series: int, dot: int = _DOT) -> None:
         box, colour = (across - dot, up - dot, across + dot, up + dot), colour_of(series)
@@ -121,7 +128,7 @@ class Axes:
         self._draw.line([self.place(*point) for point in points], colour, width)
 
     def point(self, x: float, y: float, colour: Colour, name: str) -> None:
-        """A dot and its name above it, higher where another name is in the way."""
+        """A dot and its name above it; where another name or dot is in the way, below it or else higher."""
         draw = self._draw
         across, up = self.place(x, y)
         draw.ellipse((across - _DOT, up - _DOT, across + _DOT, up + _DOT), colour)
@@ -130,7 +137,14 @@ class Axes:
         left = min(max(across - length / 2, self._left + 4), self._right - length)
         top = up - _DOT - _NAME_HEIGHT
         beside = [place for begin, end, place in self._taken if left < end and begin < left + length]
-        while any(abs(top - place) < _NAME_HEIGHT for place in beside):
+
+        def is_free(top: float) -> bool:
+            return all(abs(top - place) >= _NAME_HEIGHT for place in beside)
+
+        below = up + _DOT
+        if not is_free(top) and is_free(below) and below + _NAME_HEIGHT <= self._bottom:
+            top = below
+        while not is_free(top):
             top -= 4
-        self._taken.append((left, left + length, top))
+        self._taken += [(left, left + length, top), (across - _DOT, across + _DOT, up - _NAME_HEIGHT / 2)]
         draw.text((left, top), name, INK, font(_SMALL))

@@ -33,7 +33,7 @@ def draw_front(result: EvalResult) -> bytes:
     draw = ImageDraw.Draw(image)
     title = f"{result.model.name}: {result.questions} questions of {result.suite}, {result.frames} frames"
     draw.text((_MARGIN, _MARGIN), canvas.fitted(draw, title, WIDTH - 2 * _MARGIN, _TITLE), INK, font(_TITLE))
-    said = ["broad line: the rows whose KL no other row beats at as many bits or fewer"]
+    said = ["broad line: the rows whose KL no other row beats at as many bits or fewer"] if len(front(rows)) > 1 else []
     beyond = ", ".join(f"{row.label} ({row.effective_bits:.1f} bits)" for row in every if row not in rows)
     said += [f"further right: {beyond}"] if beyond else []
     for line, text in enumerate(said):
@@ -45,8 +45,10 @@ def draw_front(result: EvalResult) -> bytes:
 
 
 def _draw_kl(draw: ImageDraw.ImageDraw, rows: Sequence[EvalRow], top: int) -> None:
-    # A KL of zero has no logarithm: the axes put it at the lower end.
-    y_range = decades([row.kl_to_full for row in rows if row.kl_to_full > 0] or [1.0])
+    # A KL of zero has no logarithm: the axes put it at the lower end, as they do with errors that reach so far.
+    above_zero = [row for row in rows if row.kl_to_full > 0]
+    ends = [row.kl_to_full + (row.kl_standard_error or 0.0) for row in above_zero]
+    y_range = decades([*(row.kl_to_full for row in above_zero), *ends] or [1.0])
     axes = _axes(draw, rows, top, y_range, "KL to full precision (nats), with its standard error", log_y=True)
     axes.line([(row.effective_bits, row.kl_to_full) for row in front(rows)], PALE, width=12)
     for row in rows:
