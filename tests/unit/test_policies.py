@@ -190,6 +190,23 @@ def test_budget_too_small_says_what_is_needed() -> None:
         policy.fit_budget(np.full((1, 41), 0.5), None, budget(2.0, 2, 41, 0))
 
 
+@pytest.mark.parametrize(
+    ("settings", "advised"),
+    [
+        (Quantization(), True),
+        (Quantization(fixed_first_window=False), False),
+        (Quantization(policy="cocktail"), False),
+        (Quantization(policy="focus"), False),
+    ],
+)
+def test_a_first_window_that_is_not_fixed_is_no_way_out_of_a_small_budget(
+    settings: Quantization, advised: bool
+) -> None:
+    with pytest.raises(WqError) as caught:
+        policies.create(settings).fit_budget(np.full((1, 41), 0.5), None, budget(2.0, 2, 41, 0))
+    assert ("--no-fixed-first-window" in (caught.value.hint or "")) == advised
+
+
 def test_uniform_has_no_budget() -> None:
     with pytest.raises(UsageError, match="ranks windows"):
         policies.create(Quantization(policy="rtn4")).fit_budget(np.zeros((1, 3)), None, budget(4.0, 1, 3, 0))

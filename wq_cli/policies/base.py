@@ -70,12 +70,17 @@ class Budget:
     window_bits: Callable[[int, int], float]
     elements: int
 
-    def too_small(self, needed_bits: float) -> BudgetError:
-        """The error for a budget below the lowest widths of a policy."""
+    def too_small(self, needed_bits: float, fixed_first_window: bool) -> BudgetError:
+        """The error for a budget below the lowest widths of a policy, which may have fixed the first window."""
         asked, least = self.total_bits / self.elements, needed_bits / self.elements
+        by = (
+            "`--no-fixed-first-window` needs less, `--kv-memory` less"
+            if fixed_first_window
+            else "`--kv-memory` needs less"
+        )
         return BudgetError(
             f"the budget leaves `{max(asked, 0):.2f}` bits per visual element, the policy needs at least `{least:.2f}`",
-            "raise it; `--no-fixed-first-window` needs less, `--kv-memory` less with fewer frames or a shorter answer",
+            f"raise it; {by} with fewer frames or a shorter answer",
         )
 
 

@@ -118,7 +118,7 @@ class Focus(Policy):
         of_layer = budget.total_bits / budget.layers - budget.tail_bits
         least = relevance.shape[1] * self.window_bits(WIDTHS[0], WIDTHS[0], MODEL_BITS)
         if of_layer < least:
-            raise budget.too_small(budget.layers * (least + budget.tail_bits))
+            raise budget.too_small(budget.layers * (least + budget.tail_bits), self.settings.fixed_first_window)
         self._layer_bits = of_layer
 
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:

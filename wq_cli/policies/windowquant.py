@@ -80,7 +80,7 @@ class WindowQuant(Policy):
         left = budget.total_bits - layers * (budget.tail_bits + fixed * budget.full_window_bits)
         left -= layers * (count - fixed) * costs[0]
         if left < 0:
-            raise budget.too_small(budget.total_bits - left)
+            raise budget.too_small(budget.total_bits - left, self.settings.fixed_first_window)
         levels = np.zeros((layers, count), dtype=np.int64)
         steps = sorted(
             (float(crossings[step, layer, index]), step, -float(score[index]), layer, index)
