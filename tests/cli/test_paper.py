@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,9 +35,12 @@ def test_tiny_run_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert full[0]["frames"] < full[1]["frames"]
 
 
-def test_no_card_is_begun_after_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "paper", "--tiny", "--device", "cpu", "--seconds", "0.001", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_no_card_is_begun_after_its_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "paper.json"
+    assert main(["bench", "paper", "--tiny", "--device", "cpu", "--seconds", "0.001", "--output", str(file)]) == 0
+    table = capsys.readouterr().out
+    assert table.count("not measured") == 8 and "failed" not in table
+    shown = json.loads(file.read_text(encoding="utf-8"))
     assert all(row["ours"] > 0 for row in shown["rows"])
     assert {(row["batch"], row["frames"]) for row in shown["capacities"]} == {(None, None)}
     assert {row["error"] for row in shown["capacities"]} == {"not begun: 0.001 s were over"}

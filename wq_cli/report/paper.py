@@ -32,7 +32,7 @@ def capacity_table(result: PaperResult) -> Table:
     """One row a card and policy."""
     table = _table("card", "policy", f"batch of {result.batch_frames} frames", "frames")
     for row in result.capacities:
-        figures = ("failed" if size is None else f"{size:,}" for size in (row.batch, row.frames))
+        figures = ("not measured" if size is None else f"{size:,}" for size in (row.batch, row.frames))
         table.add_row(f"{row.memory_gb:g} GB", row.policy, *figures)
     return table
 
