@@ -42,7 +42,8 @@ def measure(profile: str, gpu: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"error": f"more than {SECONDS} s"}
         if not output.exists():
-            return {"error": done.stderr.strip().splitlines()[-1]}
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            return {"error": next((line for line in said if line.startswith("error: ")), said[-1])}
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return result
 
@@ -53,14 +54,19 @@ def main() -> None:
     parser.add_argument("--profiles", nargs="+", default=PROFILES)
     parser.add_argument("--output", type=Path, default=HERE / "families.json")
     chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("an NVIDIA GPU is needed")
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for profile in chosen.profiles:
         waiting.put(profile)
     models: dict[str, dict[str, Any]] = {}
 
     def work(gpu: int) -> None:
-        while not waiting.empty():
-            profile = waiting.get()
+        while True:
+            try:
+                profile = waiting.get_nowait()
+            except queue.Empty:  # another worker may have taken the last one
+                return
             models[profile] = measure(profile, gpu)
             rows = models[profile].get("rows", [])
             times = [f"{row['policy']} {row['decode_ms_per_token']:.2f} ms" for row in rows]
