@@ -220,12 +220,31 @@ def remember(profile: Profile, key: str, value: Sequence[float] | str) -> None:
     Raises:
         WqError: It cannot be written; what was there before is still there.
     """
+    import yaml
+
     from wq_cli.report import files
 
-    # As text, so that the comments of a file that somebody wrote stay.
-    text = re.sub(rf"(?m)^{key}:.*\n?(?:[ \t-].*\n?|\n)*", "", profile.path.read_text(encoding="utf-8"))
-    shown = value if isinstance(value, str) else f"[{', '.join(map(str, value))}]"
-    files.write(own_file(profile), f"{text.rstrip()}\n{key}: {shown}\n".encode())
+    is_text = isinstance(value, str)
+    value = value if is_text else [float(s) for s in value]
+    line = yaml.safe_dump({key: value}, default_flow_style=False if is_text else None, width=float("inf"))
+    expected = read(profile.path) | {key: value}
+    # As text, so that the comments and line ends of a file that somebody wrote stay.
+    written = profile.path.read_bytes().decode()
+    text = re.sub(rf"(?m)^{key}:.*\n?(?:[ \t-].*\n?|\n)*", "", written.replace("\r\n", "\n"))
+    text = f"{text.rstrip()}\n{line}"
+    if _parsed(text) != expected:
+        raise WqError(f"`{key}` cannot be added to `{profile.path}` as it is written", f"write it: `{line.rstrip()}`")
+    files.write(own_file(profile), (text.replace("\n", "\r\n") if "\r\n" in written else text).encode())
+
+
+def _parsed(text: str) -> Any:
+    """What YAML holds; None for what is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
 
 
 def make_folder(path: Path) -> None:

@@ -78,6 +78,45 @@ def test_what_is_remembered_replaces_what_was_and_leaves_the_rest(home: Path) ->
     assert profile.load("demo").path == home / "profiles" / "demo.yaml"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (MINIMAL.rstrip(), f"{MINIMAL}revision: v1\n"),
+        (MINIMAL + "revision: v0  # old\n# kept\nframes: 8\n", f"{MINIMAL}# kept\nframes: 8\nrevision: v1\n"),
+        (MINIMAL.replace("\n", "\r\n"), f"{MINIMAL}revision: v1\n".replace("\n", "\r\n")),
+        (MINIMAL + "revision:\r\n  v0\r\nframes: 8", f"{MINIMAL}frames: 8\nrevision: v1\n".replace("\n", "\r\n")),
+    ],
+)
+def test_a_text_is_remembered_however_the_file_ends_its_lines(before: str, after: str, home: Path) -> None:
+    path = home / "profiles" / "mine.yaml"
+    path.write_bytes(before.encode())
+    profile.remember(profile.load("mine"), "revision", "v1")
+    assert path.read_bytes() == after.encode()
+
+
+@pytest.mark.parametrize(("key", "value"), [("sensitivity", (1e-05, 1.0)), ("revision", "0" * 40), ("revision", "1e5")])
+def test_what_is_remembered_is_read_again(key: str, value: tuple[float, ...] | str, home: Path) -> None:
+    write(home, MINIMAL)
+    profile.remember(profile.load("mine"), key, value)
+    assert getattr(profile.load("mine"), key) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{name: mine, description: for tests, model: ./weights}\n",
+        MINIMAL + "...\n",
+        MINIMAL + "sensitivity:\n# measured\n- 0.1\n",
+    ],
+)
+def test_a_file_that_a_line_would_break_stays_as_it_is(text: str, home: Path) -> None:
+    path = write(home, text)
+    with pytest.raises(WqError, match="`sensitivity` cannot be added to") as caught:
+        profile.remember(profile.load("mine"), "sensitivity", (0.5,))
+    assert caught.value.hint == "write it: `sensitivity: [0.5]`"
+    assert path.read_text() == text
+
+
 def test_use_refuses_what_cannot_be_loaded(home: Path) -> None:
     write(home, "name: mine\n")
     with pytest.raises(ProfileError):
