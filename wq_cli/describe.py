@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wq_cli.policies.base import FULL_PRECISION
+from wq_cli.policies.options import name_of
 from wq_cli.results import LayerResult, MemoryResult, ModelResult, PolicyResult, VideoResult, WindowResult
 
 if TYPE_CHECKING:
@@ -162,6 +163,13 @@ def notices(clip: Clip, is_demo: bool, rows: Sequence[WindowResult]) -> Iterator
     if scored and all(row.relevance is None for row in scored):
         why = "score alike" if len(scored) > 1 else "are too few to compare"
         yield f"the windows {why}, so all of them get the middle width"
+
+
+def own_windows(asked: Quantization, used: Quantization) -> Iterator[str]:
+    """Says so where a policy takes windows of its own instead of those that were asked for."""
+    if asked.window not in (used.window, type(asked).window):
+        name = name_of(used.policy)
+        yield f"`{name}` takes windows of {used.window}, not {asked.window}: `{name}:window={asked.window}` is heard"
 
 
 def unknown_words(model: VideoModel, texts: Sequence[str]) -> Iterator[str]:

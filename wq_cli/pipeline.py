@@ -113,7 +113,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         command="ask",
         video=describe.video(loaded.clip),
         model=describe.model(model, loaded.name, loaded.is_demo),
-        policy=describe.policy(quantization),
+        policy=describe.policy(settled),
         prompt=text,
         windows=rows,
         layers=describe.layers(request.policy, state.plans, state.sensitivity),
@@ -136,6 +136,7 @@ def _answer(loaded: Loaded, text: str, settings: Settings, listener: Listener) -
         finish_reason="length",
         notices=(
             *describe.notices(loaded.clip, loaded.is_demo, rows),
+            *describe.own_windows(quantization, settled),
             *describe.unknown_words(model, [text]),
             *describe.shared_times(prompt, loaded.visual),
         ),
@@ -235,7 +236,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         command="inspect",
         video=describe.video(loaded.clip),
         model=describe.model(model, loaded.name, loaded.is_demo),
-        policy=describe.policy(quantization),
+        policy=describe.policy(policy.settings),
         prompts=tuple(prompts),
         windows=tuple(rows),
         layers=layers,
@@ -243,6 +244,7 @@ def _map(loaded: Loaded, prompts: list[str], settings: Settings, listener: Liste
         window_size=policy.settings.window,
         notices=(
             *describe.notices(loaded.clip, loaded.is_demo, rows[0]),
+            *describe.own_windows(quantization, policy.settings),
             *describe.unknown_words(model, prompts),
         ),
     )

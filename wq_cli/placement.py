@@ -155,6 +155,8 @@ class Placement:
 
 def _tokens(windows: np.ndarray, size: int, kept: np.ndarray | None) -> np.ndarray:
     """Numbers of the visual tokens of some windows without those that are kept, [B or 1, n]."""
+    if not len(windows):  # a window may be larger than memory
+        size = 0
     tokens = (windows[:, None] * size + np.arange(size)).reshape(1, -1)
     return tokens if kept is None else _rows([tokens[0, ~np.isin(tokens[0], row)] for row in kept])
 

@@ -138,7 +138,10 @@ def test_a_policy_with_windows_of_its_own_has_one_map(files: dict[str, str], set
     asked = pipeline.ask(files["mp4"], "a dog", focus, Recorder())
     assert asked.window_size == 16 and [w.tokens for w in asked.windows] == [*[16] * 10, 1]
     assert not any("middle width" in notice for notice in asked.notices)
+    assert (asked.policy.settings["window"], asked.policy.settings["fixed_first_window"]) == (16, False)
+    assert "`focus` takes windows of 16, not 8: `focus:window=8` is heard" in asked.notices
     result, _ = pipeline.inspect(files["mp4"], ["what moves left", "a dog"], focus, Recorder())
+    assert (result.policy, result.notices[0]) == (asked.policy, asked.notices[0])
     assert result.windows[1] == asked.windows  # bits follow attention, which only a prefill tells
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ def visual_tokens() -> VisualTokens:
 
 
 def plan(*bits: int) -> LayerPlan:
-    return LayerPlan(np.array(bits), np.array(bits))
+    return LayerPlan(np.array(bits, dtype=np.int64), np.array(bits, dtype=np.int64))
 
 
 def test_tokens_in_storage_order() -> None:
@@ -40,6 +42,16 @@ def test_order_of_time_makes_a_segment_of_every_change() -> None:
     made = Placement.of(plan(2, 2, 4), visual_tokens(), reorder=False)
     assert [(bits, index[0].tolist()) for bits, _, index in made.segments] == [(2, [2, 3, 4, 5]), (4, [6, 7])]
     assert made.run[0].tolist() == [0, 1, 9, 10, 8]
+
+
+@pytest.mark.parametrize("reorder", [True, False])
+def test_a_window_larger_than_the_video_takes_no_memory(reorder: bool) -> None:
+    visual = VisualTokens.from_mask(torch.tensor([[False, True, True, False]]), window=2**24)
+    tracemalloc.start()
+    made = Placement.of(plan(), visual, reorder)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made.run.tolist() == [[0, 3, 1, 2]] and peak_bytes < 2**20
 
 
 @pytest.mark.parametrize("windows", [(16, 16, 16), (2, 2, 2), (8, 16, 2)])
