@@ -171,7 +171,9 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
         notices.append(describe.STUCK_NOTICE)
     if state.compiled and state.compiled.obstacle:
         notices.append(state.compiled.obstacle)
-    steps = np.diff(marks)[1:] * 1e3
+    compile_ms = state.compiled.compile_ms if state.compiled else None
+    # Reading the prompt comes before the first token, compiling before the second.
+    steps = np.diff(marks)[1 if compile_ms is None else 2 :] * 1e3
     per_token = float(np.median(steps)) if len(steps) else None
     return replace(
         result,
@@ -183,7 +185,7 @@ def _speak(model: VideoModel, state: Prefilled, settings: Settings, listener: Li
             decode_ms_per_token=per_token,
             tokens_per_second=1e3 / per_token if per_token else None,
             steps=state.graph,
-            compile_ms=state.compiled.compile_ms if state.compiled else None,
+            compile_ms=compile_ms,
         ),
         notices=tuple(notices),
     )

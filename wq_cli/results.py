@@ -119,7 +119,8 @@ class TimingResult:
         search_ms: Scores and bit plan.
         first_token_ms: Prefill, sealing included, up to the first token.
         seal_ms: Quantizing and packing alone.
-        decode_ms_per_token: Median over the steps after the first token (None when there was none).
+        decode_ms_per_token: Median over the steps after the first token without the one that compiles (None when there
+            was none).
         steps: How those steps ran: as a CUDA graph, or why not; None when there were too few to tell.
         compile_ms: First of those steps with the decoder's layers compiled, compilation included; None where they ran
             as they are.

@@ -53,6 +53,8 @@ def test_ask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused["timing"]["compile_ms"] > fused["timing"]["decode_ms_per_token"]
     assert not any(NOT_COMPILED in notice for notice in fused["notices"])
     assert any(notice.startswith(NOT_COMPILED) and "no C++ compiler" in notice for notice in failed["notices"])
+    two = run(folder, "aot_eager", monkeypatch, *question[:-1], "2", "--compile")["timing"]
+    assert two["compile_ms"] > 0 and two["decode_ms_per_token"] is two["tokens_per_second"] is None
 
 
 def test_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
