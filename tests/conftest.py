@@ -1,14 +1,19 @@
-"""What every test starts from: fixed seeds, and GPU tests that run, skip or fail by what the machine has."""
+"""What every test starts from: seeds, ears for Ctrl-C, and GPU tests that run, skip or fail by what the machine has."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shells start background jobs deaf to Ctrl-C, and the commands that tests interrupt would be so too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
