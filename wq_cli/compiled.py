@@ -16,6 +16,7 @@ import inspect
 import itertools
 import logging
 import time
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -160,7 +161,9 @@ def _inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
     graph.recompile()
     # Told to try tiles out, inductor would make sums of all products with one row.
     kept = {call: made for call, made in select_decomp_table().items() if call is not torch.ops.aten.mm.default}
-    return compile_fx(graph, inputs, config_patches=_OPTIONS, decompositions=kept)
+    with warnings.catch_warnings():  # they would stand in the middle of the answer
+        warnings.simplefilter("ignore")
+        return compile_fx(graph, inputs, config_patches=_OPTIONS, decompositions=kept)
 
 
 def row_times(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from wq_cli import compiled
 from wq_cli.app import app
 
 NOT_COMPILED = "the decoder's layers are not compiled: "
+SLOW_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def no_compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> None:
     raise FileNotFoundError("no C++ compiler")
+
+
+def slow_compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    time.sleep(SLOW_SECONDS)
+    return graph.forward
 
 
 def run(folder: Path, backend: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
@@ -61,6 +68,10 @@ def test_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = ["--video", str(folder / "a.mp4"), "--policies", "fp16", "--decode-tokens", "3", "--fidelity-tokens", "0"]
     (row,) = run(folder, "aot_eager", monkeypatch, "bench", *clip, "--compile")["rows"]
     assert row["compile_ms"] > row["decode_ms_per_token"] and row["warmup_ms"] > row["compile_ms"]
+    clip[3] = "rtn2"  # the reference is not in the table
+    (row,) = run(folder, slow_compiler, monkeypatch, "bench", *clip, "--compile")["rows"]
+    assert row["compile_ms"] > 1e3 * SLOW_SECONDS
+    clip[3] = "fp16"
     failed = run(folder, no_compiler, monkeypatch, "bench", *clip, "--compile")
     assert failed["rows"][0]["compile_ms"] is None
     assert any(notice.startswith(f"fp16: {NOT_COMPILED}") for notice in failed["notices"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -171,10 +172,13 @@ def test_a_row_times_a_matrix(shape: tuple[int, ...], bias: bool) -> None:
     torch.testing.assert_close(compiled.row_times(x, weight, added), expected)
 
 
-def test_large_matrices_and_several_rows_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_and_several_rows_stay_with_the_library(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def kept(graph: torch.fx.GraphModule, inputs: object, **options: Any) -> object:
+        warnings.warn("of the compiler", stacklevel=1)
         assert torch.ops.aten.mm.default not in options["decompositions"]
         graphs.append(graph)
         return graph.forward
@@ -186,5 +190,6 @@ def test_large_matrices_and_several_rows_stay_with_the_library(monkeypatch: pyte
     for rows in (1, 2):
         x = torch.randn(rows, 1, 8)
         torch.testing.assert_close(step(x), layer(x))
+    assert not [warning for warning in recwarn if "of the compiler" in str(warning.message)]
     sums = [len(graph.graph.find_nodes(op="call_function", target=compiled.row_times)) for graph in graphs]
     assert sums == [1, 0]

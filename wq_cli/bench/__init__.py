@@ -119,7 +119,9 @@ def _policy_rows(
     made: dict[str, Measurement] = {}
     for name in dict.fromkeys((FULL, *policies)):
         listener.stage(name)
-        changed = replace(settings, quantization=beside_others(settings.quantization, name))
+        # A reference without a row would take the compilation that the first row is to tell of.
+        generation = settings.generation if name in policies else replace(settings.generation, compile_layers=False)
+        changed = replace(settings, quantization=beside_others(settings.quantization, name), generation=generation)
         made[name] = measure(subject.model, prompts, changed, fidelity_tokens, made.get(FULL), subject.sensitivity)
     return [made[name].row for name in dict.fromkeys(policies)], made[FULL]
 
