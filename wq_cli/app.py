@@ -27,7 +27,7 @@ from wq_cli.commands import (
     scenes,
 )
 from wq_cli.commands.groups import Command, Group, RunnableGroup
-from wq_cli.errors import WqError
+from wq_cli.errors import WqError, system_reason
 
 EXIT_BUG = 3
 EXIT_INTERRUPTED = 130
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: end quietly, with Typer's own code for it
         console.abandon(sys.stdout)
     except OSError as error:
-        console.show_error(f"cannot write to stdout: {(error.strerror or str(error)).lower()}", None)
+        console.show_error(f"cannot write to stdout: {system_reason(error)}", None)
         console.abandon(sys.stdout)
     return 1
 

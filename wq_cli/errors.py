@@ -54,6 +54,12 @@ def first_line(reason: object) -> str:
     return (str(reason).strip().splitlines() or [nameless])[0].rstrip(". ")
 
 
+def system_reason(error: OSError) -> str:
+    """What the system says, as the end of a sentence."""
+    said = error.strerror or str(error)
+    return said[:1].lower() + said[1:]  # the rest may be a path
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is in no registry: the nearest match and the whole list."""
     known = list(known)

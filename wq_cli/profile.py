@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from wq_cli.config import Dtype
-from wq_cli.errors import ProfileError, WqError, unknown_name
+from wq_cli.errors import ProfileError, WqError, system_reason, unknown_name
 
 FALLBACK = "demo"
 _SUFFIX = ".yaml"
@@ -255,7 +255,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WqError(f"cannot make the folder `{path}`: {(error.strerror or str(error)).lower()}") from error
+        raise WqError(f"cannot make the folder `{path}`: {system_reason(error)}") from error
 
 
 def _is_path(name: str) -> bool:
@@ -312,7 +312,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ProfileError(f"cannot read profile `{path}`: {(error.strerror or str(error)).lower()}") from error
+        raise ProfileError(f"cannot read profile `{path}`: {system_reason(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""

@@ -11,6 +11,7 @@ import pytest
 from wq_cli import pipeline
 from wq_cli.app import main
 from wq_cli.errors import WqError
+from wq_cli.report import files
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,11 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(
     streams = capsys.readouterr()
     assert streams.out == ""
     assert streams.err.startswith("error: cannot write `")
+
+
+def test_a_path_in_what_the_system_says_is_spelled_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(WqError, match=f"there is no folder `{tmp_path}/Videos/New`"):
+        files.check_target(tmp_path / "Videos" / "New" / "a.json")
 
 
 def test_a_settings_error_of_the_profile_option_reaches_the_defaults(

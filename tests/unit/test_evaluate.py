@@ -172,6 +172,7 @@ def test_a_record_of_another_run_is_left_alone(folder: Path, model_folder: Path)
     [
         {"answers": {}},
         {"family": ["a"]},
+        {"reference_ids": []},
         {"answers": lambda answers: {name: answer | {"kl": "low"} for name, answer in answers.items()}},
     ],
 )

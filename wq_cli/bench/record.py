@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wq_cli.bench.scoring import Scored
-from wq_cli.errors import WqError
+from wq_cli.errors import WqError, system_reason
 from wq_cli.report import files
 
 # May differ between the runs that fill one record.
@@ -46,7 +46,7 @@ class Record:
             else:
                 files.write(path, f"{json.dumps(header)}\n".encode())
         except OSError as error:
-            raise WqError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
+            raise WqError(f"cannot write `{path}`: {system_reason(error)}") from error
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -86,4 +86,4 @@ class Record:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(scored)) + "\n")
         except OSError as error:
-            raise WqError(f"cannot write `{self._path}`: {(error.strerror or str(error)).lower()}") from error
+            raise WqError(f"cannot write `{self._path}`: {system_reason(error)}") from error

@@ -92,12 +92,14 @@ class Scored:
         """Back from a line of the record.
 
         Raises:
-            KeyError, TypeError, AttributeError: The line holds something else.
+            KeyError, TypeError, ValueError, AttributeError: The line holds something else.
         """
         sequences = {name: tuple(line[name]) for name in ("options", "pts_seconds", "reference_ids")}
         answers = {name: Answer(**answer) for name, answer in line["answers"].items()}
         scored = cls(**(line | sequences | {"answers": answers}))
         _check_types(scored)
+        if not scored.reference_ids:
+            raise ValueError("there is no answer to compare with")
         for answer in answers.values():
             _check_types(answer)
         return scored

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wq_cli.errors import WqError
+from wq_cli.errors import WqError, system_reason
 
 
 def check_target(path: Path) -> None:
@@ -46,7 +46,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WqError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from error
+        raise WqError(f"cannot write `{path}`: {system_reason(error)}") from error
 
 
 @contextmanager
