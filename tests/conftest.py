@@ -11,6 +11,8 @@ from importlib.util import find_spec
 
 import pytest
 
+# Before PyTorch is loaded, as `wq` does: threads that wait busily take the cores from the other workers' threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells start background jobs deaf to Ctrl-C, and the commands that tests interrupt would be so too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
