@@ -109,6 +109,10 @@ MATRIX = [
     *(Case(((2, 2, *windows),), raw_length=3) for windows in ((1, 1), (15, 1), (63, 2), (128, 1), (31, 7))),
     *(Case(((2, 4, 20, 3),), heads=heads) for heads in ((4, 4), (28, 4), (16, 2), (24, 1), (6, 3))),
     *(Case(((2, 2, 32, 2), (4, 4, 32, 1)), raw_length=9, channels=channels) for channels in (64, 80, 96, 128)),
+    *(
+        Case(((8, 2, 33, 2), (2, 16, 5, 3)), raw_length=6, queries=5, channels=channels)
+        for channels in (16, 48, 112, 256)
+    ),
     *(Case(((2, 2, 16, 3),), raw_length=40, queries=queries, masked=queries == 5) for queries in (2, 5, 40)),
     Case(((16, 16, 32, 2), (4, 4, 32, 3), (2, 2, 32, 20)), raw_length=70, queries=3, heads=(7, 1)),
     Case(((2, 2, 32, 0), (4, 4, 32, 2), (16, 16, 8, 0)), raw_length=1),
