@@ -228,6 +228,9 @@ def paper(result: dict[str, Any]) -> str:
         for row in result["capacities"]
     ]
     filled = any(row["error"] is None for row in result["capacities"])
+    # With a time after which no card is begun, where that kept some from being filled.
+    unbegun = [row["error"].split()[2] for row in result["capacities"] if str(row["error"]).startswith("not begun: ")]
+    limit = f"--seconds {unbegun[0]} " if unbegun else ""
     capacities = f"""\
 What a card holds, found by trying with PyTorch's allocator limited to so many bytes, to within 2%: the most requests \
 of {result["batch_frames"]} frames side by side, and the most frames of one request. The frames are those that memory \
@@ -238,7 +241,7 @@ holds, more than the model has positions for, and their prefill was run without 
 ## The paper's experiments on speed and memory
 
 ```
-wq bench paper --output docs/benchmarks/paper.json
+wq bench paper {limit}--output docs/benchmarks/paper.json
 ```
 
 {made_with(result)} The paper (arXiv 2605.02262) measured on its own card, so that the two columns tell how the \

@@ -84,7 +84,10 @@ def test_question_through_the_packed_cache(
     torch.manual_seed(0)
     bound = 2 * (logits("torch") - expected).norm()
     assert bound < 0.1 * expected.norm()
-    assert (ours - expected).norm() < bound
+    error = (ours - expected).norm()
+    assert error < bound
+    if (dtype, policy) != ("float16", "rtn4"):  # 0.0056 there: this model amplifies its rounding most
+        assert error / expected.norm() < (0.005 if dtype == "float16" else 0.03)
 
 
 def test_pixels_are_those_of_the_cpu(folder: str, frames: np.ndarray) -> None:
