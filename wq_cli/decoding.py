@@ -3,6 +3,10 @@
 A step of a language model is hundreds of small kernels, and launching them takes ten times as long as running them.
 On one GPU the second step is therefore recorded as a CUDA graph and every later one replays it: all that changes from
 step to step lies in buffers on the device (the cache counts its places there, see `WindowCache.stepping`).
+
+A replay costs the host next to nothing, so it is launched before the token that it starts from is looked at: the GPU
+goes from one step to the next without waiting for the host. At the end of an answer that is one step too many, which
+is taken back.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 import wq_kernels
-from wq_cli.engine import run_decoder, windowed_attention
+from wq_cli.device import HostCopy
+from wq_cli.engine import rewind, run_decoder, windowed_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,19 +32,28 @@ if TYPE_CHECKING:
 def decode(
     model: VideoModel, state: Prefilled, settings: Generation, stop_at_eos: bool = True
 ) -> Iterator[torch.Tensor]:
-    """Answer tokens, int64 [B] each, the first from the prefill's logits.
+    """Answer tokens on the host, int64 [B] each, the first from the prefill's logits.
 
     Stops after a token with which every row has ended (unless told not to), or after `max_new_tokens`. A row that has
-    ended repeats its last token. Sets `state.graph` to how the steps ran.
+    ended repeats its last token. Sets `state.graph` to how the steps ran. Once this ends or is closed, the cache holds
+    every token but the last that came out.
     """
-    step = Step(model, state, settings, stop_at_eos)
-    yield step.token.clone()
-    with state.cache.stepping(settings.max_new_tokens - 1):
-        for _ in range(settings.max_new_tokens - 1):
-            if bool(step.ended.all()):
-                return
-            step()
-            yield step.token.clone()
+    step, ahead = Step(model, state, settings, stop_at_eos), False
+    try:
+        with state.cache.stepping(settings.max_new_tokens - 1):
+            for steps_left in reversed(range(settings.max_new_tokens)):
+                newest, ahead = HostCopy(step.token), False
+                if steps_left and step.is_graph:
+                    step()
+                    ahead = True
+                yield newest.get()
+                if step.ends.issuperset(newest.get().tolist()):
+                    return
+                if steps_left and not ahead:
+                    step()
+    finally:
+        if ahead:
+            rewind(state, 1)
 
 
 class Step:
@@ -47,14 +61,15 @@ class Step:
 
     Attributes:
         token: The newest tokens, int64 [B].
-        ended: Rows whose answer has ended, bool [B].
+        ends: Tokens that end an answer.
     """
 
     def __init__(self, model: VideoModel, state: Prefilled, settings: Generation, stop_at_eos: bool) -> None:
         device = state.logits.device
         self._model, self._state, self._temperature = model, state, settings.temperature
         self._generator = torch.Generator(device=device).manual_seed(settings.seed)
-        self._eos = torch.tensor(sorted(model.eos_ids) if stop_at_eos else [], dtype=torch.int64, device=device)
+        self.ends = model.eos_ids if stop_at_eos else frozenset()
+        self._ends = torch.tensor(sorted(self.ends), dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._warm = False
         if settings.compile_layers:
@@ -64,7 +79,11 @@ class Step:
         state.position = state.position.clone()
         state.graph = obstacle(model, state.cache, settings.max_new_tokens - 1)
         self.token = draw(state.logits, self._temperature, self._generator)
-        self.ended = torch.isin(self.token, self._eos)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the next step is a replay."""
+        return self._graph is not None
 
     def __call__(self) -> None:
         """Run the step: eagerly at first, which compiles what it needs, then as a graph where one can be made."""
@@ -88,8 +107,8 @@ class Step:
         else:
             hidden = state.compiled(embeds, positions)
         drawn = draw(self._model.logits(hidden[:, -1]), self._temperature, self._generator)
-        self.token.copy_(torch.where(self.ended, self.token, drawn))
-        self.ended |= (self.token[:, None] == self._eos).any(dim=1)
+        has_ended = (self.token[:, None] == self._ends).any(dim=1)
+        self.token.copy_(torch.where(has_ended, self.token, drawn))
         state.position += 1
 
     def _record(self) -> None:

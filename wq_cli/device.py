@@ -52,7 +52,7 @@ class HostCopy:
     """A tensor on its way to the host: only who reads it waits, and only for what had to run before it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.to("cpu", non_blocking=True)  # into pinned memory
+        self._tensor = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
         self._arrived = None
         if tensor.device.type == "cuda":
             self._arrived = torch.cuda.Event()

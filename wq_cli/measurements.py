@@ -101,7 +101,7 @@ def _answer(model: VideoModel, recording: Recording, prompt: Prompt) -> tuple[to
     full = Quantization(policy="fp16")
     state = recording.sealed(prompt, full, ANSWER_TOKENS)
     steps = decoding.decode(model, state, Generation(max_new_tokens=ANSWER_TOKENS))
-    answer = torch.stack([token.clone() for token in steps], dim=1)
+    answer = torch.stack([token.clone() for token in steps], dim=1).to(model.device)
     return answer, forced(model, recording.sealed(prompt, full, ANSWER_TOKENS), answer)
 
 
@@ -113,7 +113,7 @@ def gradient_norms(model: VideoModel, prompt: Prompt) -> Measured:
     """
     request = engine.prepare(model, [prompt], Quantization(policy="fp16"), room=ANSWER_TOKENS)
     steps = decoding.decode(model, engine.prefill(model, request), Generation(max_new_tokens=ANSWER_TOKENS))
-    answer = torch.stack([token.clone() for token in steps], dim=1)
+    answer = torch.stack([token.clone() for token in steps], dim=1).to(model.device)
     attention = [layer.self_attn for layer in model.decoder.layers]
     weights = [getattr(part, name).weight for name in ("k_proj", "v_proj") for part in attention]
     if not all(weight.is_floating_point() for weight in weights):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,18 @@ def test_nothing_synchronises_in_search_and_prefill(
             engine.prefill(model, request)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nothing_synchronises_between_replays(folder: str, frames: np.ndarray) -> None:
+    """Tokens are waited for by events alone, and taking a step back waits for nothing."""
+    model = loading.load(folder, torch.device("cuda"), "float16")
+    state = prefilled(model, prompt_of(model, frames), Quantization())
+    steps = decoding.decode(model, state, Generation(max_new_tokens=12), False)
+    begun = list(islice(steps, 3))
+    assert state.graph == "CUDA graph"
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(begun) + len(list(islice(steps, 7))) == 10
+        steps.close()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -170,7 +170,6 @@ def _generate(model: VideoModel, prompts: list[Prompt], settings: Settings, sens
     state, found = _prefill(model, prompts, settings, sensitivity)
     marks = []
     for _ in decoding.decode(model, state, settings.generation, stop_at_eos=False):
-        device.wait(model.device)
         marks.append(time.perf_counter())
     return Run(
         effective_bits=state.cache.visual_bits,
@@ -204,7 +203,7 @@ def _through_cache(
         state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
         engine.ask_through_cache(model, state, prompts)
         steps = decoding.decode(model, state, _length(settings, tokens), stop_at_eos=False)
-        answer = torch.stack(list(steps), dim=1)
+        answer = torch.stack(list(steps), dim=1).to(model.device)
     state, _ = _prefill(model, prompts, settings, sensitivity, until_visual_end=True)
     engine.ask_through_cache(model, state, prompts)
     return answer, forced(model, state, answer)

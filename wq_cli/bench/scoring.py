@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wq_cli import decoding, device, engine, policies
+from wq_cli import decoding, engine, policies
 from wq_cli.bench.measure import fidelity, forced
 from wq_cli.errors import BudgetError
 from wq_cli.recorded import Kept, Recording
@@ -328,7 +328,6 @@ class Scorer:
         ids, marks = [], []
         for token in decoding.decode(self.model, state, self.generation):
             ids.append(int(token))
-            device.wait(self.model.device)
             marks.append(time.perf_counter())
         engine.rewind(state, len(ids) - 1)
         return ids, 1e3 * sum(after - before for before, after in pairwise(marks))
