@@ -39,7 +39,7 @@ def test_graph_of_a_static_cache_gives_the_tokens_of_its_steps(silent: Listener)
             cache = peers._static(model.text_config, batch.embeds.shape[1] + 4)
             first = peers._prefill(model, batch, cache)[:, -1].argmax(dim=-1)
             step = peers._Step(model, cache, first, batch.next_position)
-            tokens.append([int(step.token) for _ in peers._repeated(step, 4, as_graph)])
+            tokens.append([int(token) for token in peers._repeated(step, 4, as_graph)])
     assert tokens[0] == tokens[1]
 
 

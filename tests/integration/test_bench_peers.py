@@ -53,8 +53,8 @@ def test_steps_of_a_static_cache_are_those_of_transformers(settings: Settings) -
         cache = peers._static(model.text_config, batch.embeds.shape[1] + 5)
         first = peers._prefill(model, batch, cache)[:, -1].argmax(dim=-1)
         step = peers._Step(model, cache, first, batch.next_position)
-        for _ in peers._repeated(step, 5, as_graph=False):
-            tokens.append(int(step.token))
+        for token in peers._repeated(step, 5, as_graph=False):
+            tokens.append(int(token))
         given = torch.cat([prompt.embeds, model.embed(torch.tensor([int(first), *tokens[:-1]]))])[None]
         hidden = model.decoder(inputs_embeds=given, use_cache=False).last_hidden_state
         expected = model.logits(hidden)[0, -5:].argmax(dim=-1).tolist()

@@ -6,6 +6,7 @@ Each row is made of the same prompts as the policies' rows, in the same run.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -171,7 +172,6 @@ def _generate(peer: Peer, model: VideoModel, prompts: list[Prompt], steps: int) 
         step = _Step(model, cache, token, batch.next_position)
         marks = [time.perf_counter()]
         for _ in _repeated(step, steps, peer.graph):
-            device.wait(model.device)
             marks.append(time.perf_counter())
     nbytes = sum(tensor.nbytes for tensor in _tensors([vars(layer) for layer in cache.layers]))
     full_bytes = len(prompts) * (length + steps) * kv_bytes_per_token(model.text_config, model.dtype)
@@ -207,9 +207,14 @@ class _Step:
         self._position += 1
 
 
-def _repeated(step: _Step, times: int, as_graph: bool) -> Iterator[None]:
-    """The step so many times; as a CUDA graph from the second time on, which the first one warms up."""
+def _repeated(step: _Step, times: int, as_graph: bool) -> Iterator[torch.Tensor]:
+    """Tokens of so many steps on the host, int64 [B] each.
+
+    The step is a CUDA graph from the second time on, which the first one warms up. As in `decoding.decode` a replay is
+    launched before the token that it starts from is waited for.
+    """
     run: Callable[[], None] = step
+    arriving: deque[device.HostCopy] = deque()
     for index in range(times):
         if as_graph and index == 1:
             graph = torch.cuda.CUDAGraph()
@@ -217,7 +222,11 @@ def _repeated(step: _Step, times: int, as_graph: bool) -> Iterator[None]:
                 step(UNMASKED)
             run = graph.replay
         run()
-        yield
+        arriving.append(device.HostCopy(step.token))
+        if run is step or len(arriving) > 1:
+            yield arriving.popleft().get()
+    for last in arriving:
+        yield last.get()
 
 
 @torch.inference_mode()
