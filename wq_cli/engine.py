@@ -141,8 +141,11 @@ def windowed_attention(model: VideoModel) -> Iterator[None]:
             config._attn_implementation = before
 
 
-def new_cache(model: VideoModel, batch: Batch, policy: Policy, room: int) -> WindowCache:
-    """An empty cache for a batch, with room for the rest of its prompts and `room` more tokens."""
+def new_cache(model: VideoModel, batch: Batch, policy: Policy, found: Search, room: int) -> WindowCache:
+    """An empty cache for a batch, with room for the rest of its prompts and `room` more tokens.
+
+    What the policy looks at while the cache is filled is time of the search.
+    """
     settings = policy.settings
     dtype = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     room += batch.left_out
@@ -156,7 +159,7 @@ def new_cache(model: VideoModel, batch: Batch, policy: Policy, room: int) -> Win
         room=room,
         reorder=settings.reorder,
         dtype=dtype,
-        on_queries=policy.observe_queries if policy.needs_queries else None,
+        on_queries=found.timed(policy.observe_queries) if policy.needs_queries else None,
     )
 
 
@@ -179,6 +182,25 @@ class Request:
     found: Search
     cache: WindowCache
     sensitivity: Sequence[float] | None
+
+    def plan(self, layer: int, s: float | None) -> LayerPlan:
+        """The policy's plan of a layer that the cache holds, by its s_i; of all layers at once if that can be.
+
+        What waits for the device is no time of the search.
+        """
+        if self.policy.plans_ahead(self.sensitivity):
+            return self._plans[layer]
+        relevance = self.found.relevance
+        self.policy.wait(layer)
+        with self.found.on_host():
+            return self.policy.plan_layer(layer, relevance, s)
+
+    @functools.cached_property
+    def _plans(self) -> list[LayerPlan]:
+        known: Sequence[float | None] = self.sensitivity or [None] * len(self.cache.layers)
+        relevance = self.found.relevance
+        with self.found.on_host():
+            return [self.policy.plan_layer(layer, relevance, s) for layer, s in enumerate(known)]
 
 
 def prepare(
@@ -218,7 +240,7 @@ def prepare(
     found = search(batch, settings, policy)
     policy.begin(batch.visual, model.decoder)
     policy.place(batch.positions)
-    cache = new_cache(model, batch, policy, room)
+    cache = new_cache(model, batch, policy, found, room)
     bits = _budget_bits(model, cache, settings)
     if bits is not None:
         full_bits = 8 * (cache.storage.dtype or model.dtype).itemsize
@@ -291,9 +313,7 @@ def seal_layer(request: Request, state: Prefilled, layer: int, s: float | None, 
         s: Its s_i, or None when not needed.
         sealing: Times the sealing alone.
     """
-    relevance = request.found.relevance
-    with request.found.on_host():
-        plan = request.policy.plan_layer(layer, relevance, s)
+    plan = request.plan(layer, s)
     with sealing():
         request.cache.seal(layer, plan)
     state.plans.append(plan)

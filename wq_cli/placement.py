@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,11 @@ class VisualTokens:
     def windows(self) -> int:
         return self.positions.shape[1] // self.window
 
+    @functools.cached_property
+    def end(self) -> int:
+        """Position after the last visual token of any row, which the host waits for once; 0 without one."""
+        return int(self.positions.max()) + 1 if self.positions.shape[1] else 0
+
     @property
     def length(self) -> int:
         """L, tokens of the prompt."""
@@ -99,17 +105,16 @@ def storage_order(plan: LayerPlan, reorder: bool) -> tuple[list[tuple[int, int, 
         (key bits, value bits, windows) of each segment, and the windows that join the full-precision run.
         Invariant: together they are a permutation of all windows.
     """
-    pairs = np.stack([plan.key_bits, plan.value_bits], axis=1)
-    if not reorder:
-        starts = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1))
-        runs = np.split(np.arange(len(pairs)), starts[1:]) if len(pairs) else []
-        return [(int(pairs[run[0], 0]), int(pairs[run[0], 1]), run) for run in runs], np.arange(0)
-    full = np.all(pairs == FULL_PRECISION, axis=1)
-    segments = []
-    for key_bits, value_bits in np.unique(pairs[~full], axis=0)[::-1].tolist():
-        chosen = np.flatnonzero((pairs[:, 0] == key_bits) & (pairs[:, 1] == value_bits))
-        segments.append((key_bits, value_bits, chosen))
-    return segments, np.flatnonzero(full)
+    if not plan.windows:
+        return [], np.arange(0)
+    pairs = (plan.key_bits * (FULL_PRECISION + 1) + plan.value_bits).astype(np.int16)
+    # Sorted once, the widest first: a stable sort of short integers takes a time proportional to their number.
+    order = np.argsort(-pairs, kind="stable") if reorder else np.arange(plan.windows)
+    runs = np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1)
+    segments = [(int(plan.key_bits[run[0]]), int(plan.value_bits[run[0]]), run) for run in runs]
+    if reorder and segments[0][:2] == (FULL_PRECISION, FULL_PRECISION):
+        return segments[1:], segments[0][2]
+    return segments, np.arange(0)
 
 
 @dataclass(frozen=True)

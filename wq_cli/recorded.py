@@ -134,7 +134,7 @@ class Recording:
             keys, values = (x[:, :, :length] for x in source.run)
             empty.update(keys, values)
             if policy.needs_queries:
-                policy.observe_queries(index, self._queries[index][:, :, :length], keys)
+                request.found.timed(policy.observe_queries)(index, self._queries[index][:, :, :length], keys)
             s = None
             if request.sensitivity or policy.needs_sensitivity:
                 s = (request.sensitivity or self.sensitivity)[index]

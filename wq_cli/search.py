@@ -12,11 +12,15 @@ from wq_cli import windows
 from wq_cli.device import HostCopy, Stopwatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from wq_cli.config import Quantization
     from wq_cli.engine import Batch
     from wq_cli.policies.base import Policy
+
+    Observer = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 class Search:
@@ -43,8 +47,16 @@ class Search:
         """Scores as they meet the thresholds, [B, W]; NaN where a window takes no part."""
         similarity, settings = self.similarity, self._settings
         with self.on_host():
-            rows = [windows.relevance(row, settings.score_norm, settings.fixed_first_window) for row in similarity]
-            return np.stack(rows)
+            return windows.relevance(similarity, settings.score_norm, settings.fixed_first_window)
+
+    def timed(self, observe: Observer) -> Observer:
+        """The same, timed on the device: what a policy looks at in the prefill is a score too."""
+
+        def observed(layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
+            with self._on_device():
+                observe(layer, queries, keys)
+
+        return observed
 
     @property
     def ms(self) -> float:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 MIN_SCORE_SPREAD = 1e-6
 # A shorter vector counts as zero, as in `torch.nn.functional.normalize`.
 MIN_NORM = 1e-12
-# Numbers of 8 significant bits or more whose sum has float32's 24; a power of two, which products are fastest with.
-HALF_PARTS = 4
 # Values compared at a time. They are read more than once, so that on a CPU they should fit in its cache; elsewhere they
 # should be worth the launch of a kernel.
 CPU_BLOCK_VALUES, BLOCK_VALUES = 2**20, 2**24
@@ -43,50 +41,56 @@ def similarity(
         text: Embeddings of the question's tokens as the language model sees them, [N, D].
         window: S.
         scorer: `cosine` is eq 8, the mean cosine over all S x N pairs. Since the mean of products of unit vectors is
-            the product of their means, it costs O((L + N) D). `pearson` is the same after removing each row's mean.
+            the product of their means, it costs O((L + N) D); where a GPU multiplies in half precision, all pairs cost
+            it less time than the means. `pearson` is the same after removing each row's mean.
             `euclidean` is 1 / (1 + mean distance), our reading of Table 11.
         visual: Places of the visual tokens in `embeds`, int64 [M]; None when it holds nothing else.
 
     Returns:
         [W] float32, on the device of `embeds`, without waiting for it. The last M mod S tokens are not scored.
     """
-    text = text.float()
+    if scorer == "cosine" and _multiplies_in_half(embeds, text):
+        of_tokens = _cosines(embeds, text)
+    else:
+        of_tokens = _means_over_text(embeds, text.float(), scorer)
+    if visual is not None:  # the text was scored too: that is cheaper than copying the visual tokens together
+        of_tokens = of_tokens[visual]
+    windows = len(of_tokens) // window
+    means = of_tokens[: windows * window].unflatten(0, (windows, window)).flatten(1).mean(dim=1)
+    return 1 / (1 + means) if scorer == "euclidean" else means
+
+
+def _multiplies_in_half(*tensors: torch.Tensor) -> bool:
+    """Whether the device multiplies the tensors as they are and adds up in float32."""
+    kinds = {(x.device.type, x.dtype) for x in tensors}
+    return len(kinds) == 1 and kinds <= {("cuda", torch.float16), ("cuda", torch.bfloat16)}
+
+
+def _cosines(embeds: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Cosine of every pair in float32, [L, N], of tensors that are read as they are.
+
+    Few kernels: the host takes longer to launch one than the device to run it.
+    """
+    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (embeds, text)]
+    products = torch.mm(embeds, text.mT, out_dtype=torch.float32)
+    return products.div_(torch.outer(*norms).clamp_(min=MIN_NORM))
+
+
+def _means_over_text(embeds: torch.Tensor, text: torch.Tensor, scorer: Scorer) -> torch.Tensor:
+    """Mean score of every token with all of the text's, [L]; for `euclidean` their mean distance."""
     if scorer == "pearson":
         text = text - text.mean(dim=-1, keepdim=True)
     direction = torch.nn.functional.normalize(text, dim=-1).mean(dim=0)
     scores = []
-    for tokens in [embeds] if scorer == "cosine" and _multiplies_in_half(embeds) else _float_blocks(embeds):
+    for tokens in _float_blocks(embeds):
         if scorer == "euclidean":
             scores.append(torch.cdist(tokens, text).mean(dim=1))
             continue
         if scorer == "pearson":
             tokens = tokens - tokens.mean(dim=-1, keepdim=True)
-        norms = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32)
-        scores.append(_products(tokens, direction) / norms.clamp(min=MIN_NORM))
-    of_tokens = torch.cat(scores)
-    if visual is not None:  # the text was scored too: that is cheaper than copying the visual tokens together
-        of_tokens = of_tokens[visual]
-    windows = len(of_tokens) // window
-    means = of_tokens[: windows * window].view(windows, window).mean(dim=1)
-    return 1 / (1 + means) if scorer == "euclidean" else means
-
-
-def _multiplies_in_half(x: torch.Tensor) -> bool:
-    """Whether the device multiplies x as it is and adds up in float32."""
-    return x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16)
-
-
-def _products(x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-    """x @ direction as float32 gives it, [L]; a half-precision x is read once and never converted.
-
-    The direction is taken apart into a sum of numbers of x's precision: what x is multiplied with is exact.
-    """
-    if x.dtype == torch.float32:
-        return x @ direction
-    parts = [direction.to(x.dtype)]
-    while len(parts) < HALF_PARTS:
-        parts.append((direction - sum(part.float() for part in parts)).to(x.dtype))
-    return torch.mm(x, torch.stack(parts, dim=1), out_dtype=torch.float32).sum(dim=1)
+        norms = torch.linalg.vector_norm(tokens, dim=-1)
+        scores.append(tokens @ direction / norms.clamp(min=MIN_NORM))
+    return torch.cat(scores)
 
 
 def _float_blocks(x: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -105,30 +109,33 @@ def _float_blocks(x: torch.Tensor) -> Iterator[torch.Tensor]:
 def relevance(scores: NDArray[np.float64], norm: ScoreNorm, fixed_first_window: bool = True) -> NDArray[np.float64]:
     """Scores as they meet the thresholds.
 
-    The thresholds live in (0, 1), raw scores of eq 8 do not, so by default they are stretched over this question's
+    The thresholds live in (0, 1), raw scores of eq 8 do not, so by default they are stretched over each question's
     windows; a first window that is fixed at full precision takes no part (our reading of section 3.2.1).
 
     Args:
-        scores: Raw similarity, [W].
+        scores: Raw similarity, [..., W].
         norm: `minmax` maps the lowest to 0 and the highest to 1; `rank` gives (rank + 1/2) / W, which makes the shares
             of the widths exact; `raw` leaves them.
         fixed_first_window: Whether window 0 is left out.
 
     Returns:
-        [W]. NaN for a window that takes no part, and for all of them when there is nothing to tell apart.
+        [..., W]. NaN for a window that takes no part, and for all of a question when there is nothing to tell apart.
     """
-    result = np.full(len(scores), np.nan)
-    taking_part = slice(1 if fixed_first_window else 0, None)
+    result = np.full(scores.shape, np.nan)
+    taking_part = (..., slice(1 if fixed_first_window else 0, None))
     chosen = scores[taking_part]
+    count = chosen.shape[-1]
     if norm == "raw":
         result[taking_part] = chosen
-    elif len(chosen) >= 2 and np.ptp(chosen) >= MIN_SCORE_SPREAD:
+    elif count >= 2:
+        lowest = chosen.min(axis=-1, keepdims=True)
+        spread = chosen.max(axis=-1, keepdims=True) - lowest
+        spread[spread < MIN_SCORE_SPREAD] = np.nan
         if norm == "minmax":
-            result[taking_part] = (chosen - chosen.min()) / np.ptp(chosen)
+            result[taking_part] = (chosen - lowest) / spread
         else:
-            ranks = np.empty(len(chosen))
-            ranks[np.argsort(chosen, kind="stable")] = np.arange(len(chosen))
-            result[taking_part] = (ranks + 0.5) / len(chosen)
+            ranks = chosen.argsort(axis=-1, kind="stable").argsort(axis=-1)
+            result[taking_part] = np.where(np.isnan(spread), np.nan, (ranks + 0.5) / count)
     return result
 
 
@@ -175,5 +182,5 @@ def vote(levels: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(levels) == 1:
         return levels[0]
     highest = int(levels.max(initial=0))
-    counts = np.stack([(levels == level).sum(axis=0) for level in range(highest, -1, -1)])
+    counts = (levels == np.arange(highest, -1, -1)[:, None, None]).sum(axis=1)
     return highest - counts.argmax(axis=0)

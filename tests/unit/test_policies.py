@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +50,25 @@ def test_keys_and_values_apart() -> None:
 def test_a_batch_votes() -> None:
     made = plan("windowquant", [[np.nan, 0.0, 0.5], [np.nan, 0.0, 1.0], [np.nan, 1.0, 1.0]])
     assert made.key_bits.tolist() == [16, 2, 16]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("norm", [0.0, 0.25])
+def test_plans_window_by_window(rows: int, norm: float) -> None:
+    """Eqs 10 and 11 and the vote as they are written, with scores that meet others and thresholds that meet 0 and 1."""
+    draw = np.random.default_rng(rows)
+    relevance = draw.uniform(size=(rows, 200))
+    if norm:
+        relevance = np.round(relevance / norm) * norm
+    relevance[:, 0] = np.nan
+    for alpha, s in [(2.0, 0.0), (2.0, 1.0), *draw.uniform([0.1, 0], [9, 1], size=(20, 2)).tolist()]:
+        low = (math.exp(alpha * s) - 1) / (math.exp(alpha) - 1)
+        high = (math.exp(-alpha * s) - 1) / (math.exp(-alpha) - 1)
+        made = plan("windowquant", relevance.tolist(), s, alpha=alpha)
+        for window in range(200):
+            levels = [16 if r > high else 2 if r < low else 4 for r in relevance[:, window].tolist()]
+            most = max((levels.count(width), width) for width in (2, 4, 16))[1]
+            assert made.key_bits[window] == made.value_bits[window] == (most if window else 16)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp16", 16), ("rtn8", 8), ("rtn4", 4), ("rtn2", 2)])
@@ -221,8 +242,10 @@ def test_storage_order_is_a_permutation(pairs: list[tuple[int, int]], reorder: b
     for key_bits, value_bits, chosen in segments:
         assert all(pairs[i] == (key_bits, value_bits) for i in chosen)
     if reorder:
-        assert len({(k, v) for k, v, _ in segments}) == len(segments)
-        assert all(pairs[i] == (16, 16) for i in raw)
+        widths = [(k, v) for k, v, _ in segments]
+        assert widths == sorted(set(pairs) - {(16, 16)}, reverse=True)
+        assert raw.tolist() == [i for i, pair in enumerate(pairs) if pair == (16, 16)]
+        assert all((np.diff(chosen) > 0).all() for _, _, chosen in segments)
     else:
         assert placed == sorted(placed)
 

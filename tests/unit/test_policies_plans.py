@@ -73,6 +73,27 @@ def test_no_plan_of_the_same_size_has_less_error_than_that_of_focus(
     assert error_of(found, worth) <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_focus_takes_step_after_step_until_one_does_not_fit(seed: int) -> None:
+    """By a loop over all steps; every other case has windows that matter alike, of which the earlier go first."""
+    draw = np.random.default_rng(seed)
+    worth = draw.integers(1, 4, (60, 2)) / 2.0 if seed % 2 else draw.lognormal(0, 2, (60, 2))
+    room = draw.uniform(0.9 * 120 * COST[2], 1.1 * 120 * COST[16])
+    widths, left = np.full((60, 2), 2), room - 120 * COST[2]
+    following = {2: 4, 4: 8, 8: 16}
+    steps = [
+        (-worth[window, side] * (4.0**-low - 4.0**-high) / (COST[high] - COST[low]), window, side, high)
+        for window, side in np.ndindex(60, 2)
+        for low, high in following.items()
+    ]
+    for _, window, side, high in sorted(steps):
+        left -= COST[high] - COST[high // 2]
+        if left < 0:
+            break
+        widths[window, side] = high
+    np.testing.assert_array_equal(spend(worth, room, 64), widths)
+
+
 def test_focus_keeps_to_its_average_of_bits() -> None:
     made = plan("focus:bits=3.25:relevance=similarity", [np.linspace(0, 1, 40).tolist()])
     used = bits_of(made.key_bits, made.value_bits) / (40 * 2 * 64)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wq_cli import windows
 
@@ -74,6 +75,66 @@ def test_visual_tokens_inside_a_prompt(monkeypatch: pytest.MonkeyPatch, scorer: 
         expected = np.array(pairwise_cosine(v, t, 8))
     got = windows.similarity(torch.from_numpy(prompt), torch.from_numpy(text), 8, scorer, torch.from_numpy(at))
     assert got.numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def float_product(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """What a GPU's `torch.mm` with an `out_dtype` is: exact products of halves, added up in float32."""
+    return x.to(out_dtype) @ y.to(out_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_all_pairs_in_half_precision_are_eq_8(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The way of a GPU, some tokens of length 0 and text between the visual tokens included."""
+    monkeypatch.setattr(windows, "_multiplies_in_half", lambda *tensors: True)
+    monkeypatch.setattr(torch, "mm", float_product)
+    prompt, text = torch.randn(90, 48).to(dtype), torch.randn(7, 48).to(dtype)
+    prompt[5] = text[2] = 0
+    at = torch.cat([torch.arange(3, 40), torch.arange(44, 80)])
+    units = [x.double() / x.double().norm(dim=1, keepdim=True).clamp(min=1e-30) for x in (prompt, text)]
+    pairs = (units[0] @ units[1].T)[at]
+    expected = [float(pairs[i : i + 8].mean()) for i in range(0, 72, 8)]
+    assert windows.similarity(prompt, text, 8, "cosine", at).tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_eight_kernels_score_all_windows_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as they are dispatched, on a device without memory; what copies and computes nothing is a view."""
+    launched = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if not func.is_view:
+                launched.append(str(func))
+            return func(*args, **kwargs or {})
+
+    monkeypatch.setattr(windows, "_multiplies_in_half", lambda *tensors: True)
+    prompt, text = (torch.empty(n, 48, dtype=torch.bfloat16, device="meta") for n in (90, 7))
+    at = torch.empty(80, dtype=torch.int64, device="meta")
+    with Count():
+        scores = windows.similarity(prompt, text, 8, "cosine", at)
+    assert scores.shape == (10,) and scores.dtype == torch.float32
+    assert len(launched) <= 8, launched
+
+
+@pytest.mark.parametrize("norm", ["minmax", "rank", "raw"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_relevance_of_a_batch_window_by_window(norm: str, fixed: bool) -> None:
+    """Three questions: scores, scores with ties, and scores that say nothing."""
+    draw = np.random.default_rng(5)
+    scores = np.stack([draw.normal(size=12), draw.integers(0, 3, 12).astype(float), np.full(12, 0.25)])
+    found = windows.relevance(scores, norm, fixed)  # type: ignore[arg-type]
+    for row, relevance in zip(scores.tolist(), found.tolist(), strict=True):
+        others = row[1:] if fixed else row
+        for index, (score, r) in enumerate(zip(row, relevance, strict=True)):
+            says_nothing = norm != "raw" and max(others) - min(others) < 1e-6
+            if (fixed and index == 0) or says_nothing:
+                assert math.isnan(r)
+            elif norm == "rank":
+                before = sum(s < score for s in others) + others[: index - fixed].count(score)
+                assert r == (before + 0.5) / len(others)
+            elif norm == "raw":
+                assert r == score
+            else:
+                assert r == (score - min(others)) / (max(others) - min(others))
 
 
 def test_relevance_leaves_the_fixed_first_window_out() -> None:

@@ -167,6 +167,9 @@ class Policy(ABC):
         codec = ChannelInWindow(self.settings.window)
         return codec.window_bits(key_bits, full_bits) + codec.window_bits(value_bits, full_bits)
 
+    def wait(self, layer: int) -> None:  # noqa: B027 - most policies wait for nothing
+        """Called before `plan_layer`: until what it looks at of the layer has come from the device."""
+
     @abstractmethod
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
         """Widths of one layer.
@@ -179,6 +182,18 @@ class Policy(ABC):
         Returns:
             One plan for the whole batch.
         """
+
+    def plans_ahead(self, sensitivity: Sequence[float] | None) -> bool:
+        """Whether plans wait for nothing that the prefill shows.
+
+        Then all layers are planned before the first is sealed. That takes a fraction of the time: between layers the
+        host has other things to do, which leave nothing of a policy in its caches.
+
+        Args:
+            sensitivity: Calibrated s_i of every layer; None measures them.
+        """
+        measures = self.needs_sensitivity and sensitivity is None
+        return not (measures or self.needs_queries or self.needs_stream)
 
     def thresholds(self, sensitivity: float | None) -> tuple[float, float] | None:
         """(T_low, T_high) that `plan_layer` compares with, where the policy has such a thing."""
@@ -211,7 +226,7 @@ class Policy(ABC):
             widths: (key bits, value bits) of each level, lowest level first.
             levels: Level of each window, [W].
         """
-        key_bits, value_bits = (column.take(levels) for column in np.array(widths, dtype=np.int64).T)
-        if self.settings.fixed_first_window and len(levels):
-            key_bits[0] = value_bits[0] = FULL_PRECISION
-        return LayerPlan(key_bits, value_bits)
+        bits = np.array(widths, dtype=np.int64).take(levels, axis=0)
+        if self.settings.fixed_first_window:
+            bits[:1] = FULL_PRECISION
+        return LayerPlan(bits[:, 0], bits[:, 1])

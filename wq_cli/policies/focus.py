@@ -16,6 +16,7 @@ it, in the same stored format:
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wq_cli.config import Quantization
+    from wq_cli.device import HostCopy
     from wq_cli.offline import Numbers
     from wq_cli.placement import VisualTokens
     from wq_cli.policies.base import Budget
@@ -84,8 +86,10 @@ class Focus(Policy):
         self.settings = replace(settings, window=self.options.window, fixed_first_window=False)
         self._layer_bits: float | None = None
         self._measured: NDArray[np.float64] | None = None
+        self._shares: NDArray[np.float64] | None = None
         self._unspent = 0.0
         self._looks: dict[int, Look] = {}
+        self._attention: dict[int, HostCopy] = {}
 
     @property
     def takes_numbers(self) -> bool:
@@ -105,7 +109,16 @@ class Focus(Policy):
         self._visual = visual
 
     def observe_queries(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
-        self._looks[layer] = look(queries, keys, self._visual)
+        from wq_cli.device import HostCopy
+
+        seen = look(queries, keys, self._visual)
+        self._looks[layer] = seen
+        if self.options.relevance == "attention":
+            self._attention[layer] = HostCopy(seen.of_windows(self._visual).mean(dim=0))
+
+    def wait(self, layer: int) -> None:
+        if layer in self._attention:
+            self._attention[layer].get()
 
     def coding(self) -> Coding:
         return _FocusCoding(self)
@@ -124,8 +137,8 @@ class Focus(Policy):
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
         """What a layer leaves, less than one more step would cost, goes to the next."""
         count, window = relevance.shape[1], self.settings.window
-        if self.options.relevance == "attention" and layer in self._looks:
-            matters = self._looks[layer].of_windows(self._visual).mean(dim=0).double().cpu().numpy()
+        if layer in self._attention:
+            matters = self._attention.pop(layer).get().double().numpy()
         else:
             matters = np.nan_to_num(relevance, nan=0.5).clip(0).mean(axis=0)
         worth, mean = np.array([self.options.key_weight, 1.0]), self._layer_bits
@@ -133,8 +146,10 @@ class Focus(Policy):
             mean = count * 2 * window * self.options.bits
         room = mean + self._unspent
         if self._measured is not None:
+            if self._shares is None:
+                self._shares = layer_shares(self._measured, mean / max(count, 1), window)
             worth = self._measured[layer]
-            room += count * layer_shares(self._measured, mean / max(count, 1), window)[layer] - mean
+            room += count * self._shares[layer] - mean
         bits = spend(counted(matters)[:, None] * worth, room, window)
         self._unspent = room - float(stored_bits(bits, window).sum())
         return LayerPlan(bits[:, 0], bits[:, 1])
@@ -150,6 +165,7 @@ def counted(matters: NDArray[np.float64]) -> NDArray[np.float64]:
     return share + LEAST_RELEVANCE
 
 
+@functools.cache
 def costs(window: int) -> NDArray[np.int64]:
     """Bits of a window at each of `WIDTHS`, per channel and KV head, scales and minima included."""
     return np.array([ChannelInWindow(window).window_bits(bits, MODEL_BITS) for bits in WIDTHS])
@@ -172,13 +188,19 @@ def spend(worth: NDArray[np.float64], room: float, window: int) -> NDArray[np.in
     Returns:
         [W, 2]. From the lowest width up, the steps with the most error taken away per bit, until one does not fit.
     """
-    steps = np.diff(costs(window))
-    gains = worth[:, :, None] * (-np.diff(4.0 ** -np.array(WIDTHS)) / steps)
-    order = np.argsort(-gains, axis=None, kind="stable")
-    spent = np.cumsum(np.broadcast_to(steps, gains.shape).ravel()[order])
-    taken = np.zeros(gains.size, dtype=np.int64)
-    taken[order[spent <= room - worth.size * costs(window)[0]]] = 1
-    return np.array(WIDTHS)[taken.reshape(gains.shape).sum(axis=2)]
+    if not worth.size:
+        return np.zeros(worth.shape, dtype=np.int64)
+    steps, left = np.diff(costs(window)), room - worth.size * costs(window)[0]
+    gains = (worth[:, :, None] * (-np.diff(4.0 ** -np.array(WIDTHS)) / steps)).ravel()
+    prices = np.tile(steps, worth.size)
+    order = np.argsort(-gains)
+    fitting = int(np.searchsorted(np.cumsum(prices[order]), left, side="right"))
+    least = gains[order[min(fitting, gains.size - 1)]]
+    taken = gains > least
+    # The sort leaves equal gains in any order, a stable one would take several times as long: earlier windows go first.
+    tied = np.flatnonzero(gains == least)
+    taken[tied] = np.cumsum(prices[tied]) <= left - prices[taken].sum()
+    return np.array(WIDTHS)[taken.reshape(*worth.shape, -1).sum(axis=2)]
 
 
 def layer_shares(measured: NDArray[np.float64], mean: float, window: int) -> NDArray[np.float64]:
@@ -227,8 +249,7 @@ def look(queries: torch.Tensor, keys: torch.Tensor, visual: VisualTokens) -> Loo
     """
     import torch
 
-    length, heads = keys.shape[2], keys.shape[1]
-    end = int(visual.positions.max()) + 1 if visual.positions.shape[1] else 0
+    length, heads, end = keys.shape[2], keys.shape[1], visual.end
     asking = queries[:, :, end:] if end < length else queries[:, :, -visual.window :]
     rows = asking.float().unflatten(1, (heads, -1)).flatten(2, 3)
     scores = rows @ keys.float().mT * keys.shape[-1] ** -0.5

@@ -56,7 +56,7 @@ class MixKvq(Kivi):
 
     def begin(self, visual: VisualTokens, decoder: Any) -> None:
         super().begin(visual, decoder)
-        self._end = int(visual.positions.max()) + 1 if visual.positions.shape[1] else 0
+        self._end = visual.end
         self._importance: dict[int, torch.Tensor] = {}
 
     def observe_queries(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:

@@ -54,7 +54,7 @@ class WindowQuant(Policy):
         if found is None:
             raise ValueError("windowquant needs the sensitivity of the layer")
         low, high = found
-        return windows.vote(1 + (relevance > high).astype(np.int64) - (relevance < low))
+        return windows.vote(np.where(relevance > high, 2, np.where(relevance < low, 0, 1)))
 
     def fit_budget(self, relevance: NDArray[np.float64], sensitivity: Sequence[float] | None, budget: Budget) -> None:
         """Same ranking, cut where the budget says (ours; the paper has alpha only).
