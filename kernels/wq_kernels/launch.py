@@ -222,3 +222,13 @@ def pack_rows(channels: int) -> int:
 def unpack_rows(words: int) -> int:
     """Tokens of a program of the unpack kernel: about 1,024 words."""
     return max(1, 1024 // next_power_of_two(words))
+
+
+def fit_warps(window: int) -> int:
+    """Warps of a program of the fit kernel, which holds 16 channels of a window: 32 values a thread, within limits."""
+    return min(16, max(1, next_power_of_two(window) // 64))
+
+
+def code_rows(channels: int, window: int) -> int:
+    """Tokens that a program of the fit's code kernel, one warp, holds: 64 values a thread."""
+    return min(next_power_of_two(window), max(1, 2048 // next_power_of_two(channels)))

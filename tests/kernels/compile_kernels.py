@@ -14,7 +14,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from wq_kernels.launch import code_rows
 from wq_kernels.ops.attend.kernel import attend_kernel, merge_kernel
+from wq_kernels.ops.fit.kernel import FIT_CHANNELS, code_kernel, fit_kernel
+from wq_kernels.ops.fit.naive import LEAST_SPREAD, LEAST_WEIGHT, ROUNDS, STARTS
 from wq_kernels.ops.pack.kernel import pack_kernel
 from wq_kernels.ops.unpack.kernel import unpack_kernel
 
@@ -75,6 +78,13 @@ def main(capability: int, widths: list[tuple[int, int]]) -> None:
         shape = {"BITS": bits, "WINDOW": WINDOW, "PLANES": 16 // bits, "C": words, "BLOCK_C": words, "ROWS": 4}
         compile_for(capability, pack_kernel, {**shape, "INTEGER_ZERO": bits == 2}, x="*bf16", index="*i64", **stored)
         compile_for(capability, unpack_kernel, shape, output="*bf16", **stored)
+        if bits == 8:
+            continue
+        shape |= {"ROWS": code_rows(D, WINDOW), "COMPENSATED": True}
+        compile_for(capability, code_kernel, shape, x="*bf16", index="*i64", order="*i64", shares="*fp32", **stored)
+    shape = {"BITS": 2, "WINDOW": WINDOW, "D": D, "BLOCK_S": WINDOW, "BLOCK_D": FIT_CHANNELS}
+    settings = {"STARTS": STARTS, "ROUNDS": ROUNDS, "LEAST_WEIGHT": LEAST_WEIGHT, "LEAST_SPREAD": LEAST_SPREAD}
+    compile_for(capability, fit_kernel, shape | settings, x="*bf16", index="*i64", weights="*fp32", **stored)
 
 
 if __name__ == "__main__":

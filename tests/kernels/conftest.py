@@ -15,6 +15,7 @@ if not HAS_GPU and find_spec("triton"):
     # Triton decides when it is imported; the variable is taken back so that the other tests see the usual environment.
     os.environ["TRITON_INTERPRET"] = "1"
     import wq_kernels.ops.attend.kernel
+    import wq_kernels.ops.fit.kernel
     import wq_kernels.ops.pack.kernel
     import wq_kernels.ops.unpack.kernel  # noqa: F401
 

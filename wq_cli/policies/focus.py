@@ -269,9 +269,12 @@ class _FocusCoding(Coding):
     policy: Focus
 
     def of_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerCodec:
-        from wq_cli.fitting import FittedChannelInWindow
+        from wq_cli.fitting import FittedChannelInWindow, variance_in_windows
+        from wq_kernels import Compensation
 
-        seen, window = self.policy.take_look(layer), self.policy.settings.window
+        seen, visual = self.policy.take_look(layer), self.policy._visual
+        compensation = Compensation.of(seen.moment, variance_in_windows(keys, visual))
         return LayerCodec(
-            FittedChannelInWindow(window, seen.strength, seen.moment), FittedChannelInWindow(window, seen.strength)
+            FittedChannelInWindow(visual.window, seen.strength, compensation),
+            FittedChannelInWindow(visual.window, seen.strength),
         )
