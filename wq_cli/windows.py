@@ -6,6 +6,7 @@ M visual tokens, N text tokens, S tokens per window, W = M // S windows, D width
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -164,10 +165,10 @@ def thresholds(sensitivity: float, alpha: float) -> tuple[float, float]:
 
     Invariant: T_low <= s <= T_high for alpha > 0, with equality at s = 0 and s = 1.
     """
-    high = np.expm1(-alpha * sensitivity) / np.expm1(-alpha)
+    high = math.expm1(-alpha * sensitivity) / math.expm1(-alpha)
     # f1(s) = e^(a (s - 1)) f2(s); as it is printed, eq 10 overflows for a large alpha.
-    low = np.exp(alpha * (sensitivity - 1)) * high
-    return float(low), float(high)
+    low = math.exp(alpha * (sensitivity - 1)) * high
+    return low, high
 
 
 def vote(levels: NDArray[np.int64]) -> NDArray[np.int64]:

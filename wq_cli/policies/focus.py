@@ -171,6 +171,13 @@ def costs(window: int) -> NDArray[np.int64]:
     return np.array([ChannelInWindow(window).window_bits(bits, MODEL_BITS) for bits in WIDTHS])
 
 
+@functools.cache
+def steps(window: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Of each step from one of `WIDTHS` to the next: its bits, and the error that it takes away per bit."""
+    bits = np.diff(costs(window))
+    return bits, -np.diff(4.0 ** -np.array(WIDTHS)) / bits
+
+
 def stored_bits(widths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
     """The same of keys and values together, [..., 2] to [...]."""
     of_sides: NDArray[np.int64] = costs(window)[np.searchsorted(WIDTHS, widths)]
@@ -190,16 +197,17 @@ def spend(worth: NDArray[np.float64], room: float, window: int) -> NDArray[np.in
     """
     if not worth.size:
         return np.zeros(worth.shape, dtype=np.int64)
-    steps, left = np.diff(costs(window)), room - worth.size * costs(window)[0]
-    gains = (worth[:, :, None] * (-np.diff(4.0 ** -np.array(WIDTHS)) / steps)).ravel()
-    prices = np.tile(steps, worth.size)
+    step_bits, step_gains = steps(window)
+    gains = (worth[:, :, None] * step_gains).ravel()
+    bits, left = np.tile(step_bits, worth.size), room - worth.size * costs(window)[0]
+    # Equal gains come in any order here, since a stable sort takes four times as long; of the least that is taken, what
+    # belongs to earlier windows goes first.
     order = np.argsort(-gains)
-    fitting = int(np.searchsorted(np.cumsum(prices[order]), left, side="right"))
+    fitting = int(np.searchsorted(np.cumsum(bits[order]), left, side="right"))
     least = gains[order[min(fitting, gains.size - 1)]]
     taken = gains > least
-    # The sort leaves equal gains in any order, a stable one would take several times as long: earlier windows go first.
     tied = np.flatnonzero(gains == least)
-    taken[tied] = np.cumsum(prices[tied]) <= left - prices[taken].sum()
+    taken[tied] = np.cumsum(bits[tied]) <= left - bits[taken].sum()
     return np.array(WIDTHS)[taken.reshape(*worth.shape, -1).sum(axis=2)]
 
 
