@@ -10,6 +10,8 @@ from wq_kernels.launch import (
     SegmentShape,
     Stretch,
     choose_tile,
+    code_rows,
+    fit_warps,
     next_power_of_two,
     pack_rows,
     plan_attend,
@@ -103,6 +105,13 @@ def test_programs_at_once_follow_registers_and_shared_memory() -> None:
 def test_pack_tiles_give_a_thread_sixteen_values() -> None:
     assert [pack_rows(channels) * channels for channels in (16, 64, 128, 256)] == [16 * 32] * 4
     assert (pack_rows(80), pack_rows(96), pack_rows(1024)) == (4, 4, 1)
+
+
+def test_fits_hold_a_few_dozen_values_a_thread() -> None:
+    assert [16 * window // (32 * fit_warps(window)) for window in (64, 128, 1024)] == [32] * 3
+    assert [fit_warps(window) for window in (1, 32, 33, 4096)] == [1, 1, 1, 16]
+    assert [code_rows(channels, 64) * channels for channels in (32, 64, 128, 256)] == [2048] * 4
+    assert (code_rows(80, 64), code_rows(128, 20), code_rows(32, 7), code_rows(128, 1)) == (16, 16, 8, 1)
 
 
 def test_next_power_of_two() -> None:
