@@ -152,7 +152,7 @@ def code_kernel(
         order += i_head * D
         shares += i_head * D * D
         for _ in tl.range(D):
-            chosen = tl.load(order)
+            chosen = tl.load(order).to(tl.int32)
             step = tl.load(scale + chosen).to(tl.float32)
             start = tl.load(minimum + chosen).to(tl.float32)
             # All bits of one channel and none of the others: their sum is its value.
