@@ -58,9 +58,9 @@ def needed(model: VideoModel, frames: int) -> int:
     return weights + tokens * HIDDEN * FLOAT + (tokens + 2) * 2 * LAYERS * HEADS * CHANNELS * FLOAT
 
 
-@pytest.mark.parametrize("without_attention", [False, True])
-def test_frames_within_a_limit_are_those_of_the_formula(model: VideoModel, without_attention: bool) -> None:
-    measured = Capacity(model, Quantization(policy="fp16"), lambda n: prompts(model, n), without_attention)
+@pytest.mark.parametrize("without_arithmetic", [False, True])
+def test_frames_within_a_limit_are_those_of_the_formula(model: VideoModel, without_arithmetic: bool) -> None:
+    measured = Capacity(model, Quantization(policy="fp16"), lambda n: prompts(model, n), without_arithmetic)
     found = measured.within(needed(model, 30))
     assert 29 <= found <= 30
     assert measured.within(needed(model, 1) - 1) == 0
@@ -75,15 +75,20 @@ def test_less_bits_hold_more(model: VideoModel) -> None:
     assert sizes == sorted(set(sizes))
 
 
-def test_attention_comes_back(model: VideoModel) -> None:
+def test_arithmetic_comes_back(model: VideoModel) -> None:
     from transformers import AttentionInterface
 
     from wq_cli.attention import ATTENTION, windowed_attention
 
-    with pytest.raises(ZeroDivisionError), capacity._attention_left_out():
+    with pytest.raises(ZeroDivisionError), capacity._arithmetic_left_out():
         left_out = AttentionInterface()[ATTENTION]
         query = torch.randn(2, 3, 5, 7)
         output, _ = left_out(None, query)
         assert torch.equal(output, query.transpose(1, 2)) and output.data_ptr() != query.data_ptr()
+        layer = torch.nn.Linear(7, 4)
+        with torch.inference_mode():
+            assert torch.equal(layer(query), torch.zeros(2, 3, 5, 4))
+            assert torch.equal(query @ query.mT, torch.zeros(2, 3, 5, 5))
         raise ZeroDivisionError
     assert AttentionInterface()[ATTENTION] is windowed_attention
+    assert (torch.ones(1, 2) @ torch.ones(2, 1)).item() == 2

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface
 
 from wq_cli import decoding, device, engine
@@ -34,8 +35,8 @@ class Capacity:
         model: Its weights count.
         settings: Of the cache.
         prompts: Prompts of a size.
-        without_attention: Leave the arithmetic of the prefill's attention out and its tensors in: it grows with the
-            square of the frames, and would take hours where memory ends.
+        without_arithmetic: Leave the arithmetic of matrix products and of attention out and their tensors in: where the
+            memory of a large card ends it would take minutes a try, attention hours.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Capacity:
         model: VideoModel,
         settings: Quantization,
         prompts: Callable[[int], list[Prompt]],
-        without_attention: bool = False,
+        without_arithmetic: bool = False,
     ) -> None:
         self._model, self._settings, self._prompts = model, settings, prompts
-        self._without_attention = without_attention
+        self._without_arithmetic = without_arithmetic
 
     def within(self, limit_bytes: int) -> int:
         """The largest size that runs in so much memory, to within 2% of it; 0 where none does."""
@@ -63,7 +64,7 @@ class Capacity:
         model = self._model
         device.reset_peak(model.device)
         try:
-            with _attention_left_out() if self._without_attention else nullcontext():
+            with _arithmetic_left_out() if self._without_arithmetic else nullcontext():
                 prompts = self._prompts(size)
                 request = engine.prepare(model, prompts, self._settings, room=2)
                 state = engine.prefill(model, request)
@@ -119,15 +120,28 @@ def _limited(where: torch.device, limit_bytes: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(before, where)
 
 
+class _ProductsLeftOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Matrix products give zeros."""
+
+    PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("linear", "matmul", "mm", "addmm", "bmm"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        shape = func(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args), **(kwargs or {}))
+        return torch.zeros(shape.shape, dtype=shape.dtype, device=args[0].device)
+
+
 @contextmanager
-def _attention_left_out() -> Iterator[None]:
-    """The prefill's attention gives back its queries, as the new tensor that its output would be."""
+def _arithmetic_left_out() -> Iterator[None]:
+    """Matrix products give zeros, and attention its queries as the new tensor that its output would be."""
 
     def copied(module: Any, query: torch.Tensor, *more: Any, **named: Any) -> tuple[torch.Tensor, None]:
         return query.transpose(1, 2).clone(memory_format=torch.contiguous_format), None
 
     AttentionInterface.register(ATTENTION, copied)
     try:
-        yield
+        with _ProductsLeftOut():  # type: ignore[no-untyped-call]
+            yield
     finally:
         AttentionInterface.register(ATTENTION, windowed_attention)

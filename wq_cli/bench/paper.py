@@ -173,11 +173,13 @@ class Lab:
         """Most requests side by side and most frames of one, on a card."""
         sizes = self._sizes
         quantization = self._changed(policy=policy).quantization
-        frames = Capacity(self._model, quantization, lambda count: [self._prompt(count)], without_attention=True)
-        batch = Capacity(self._model, quantization, lambda count: [self._prompt(sizes.frames)] * count)
+        frames = Capacity(self._model, quantization, lambda count: [self._prompt(count)], without_arithmetic=True)
+        alike = Capacity(
+            self._model, quantization, lambda count: [self._prompt(sizes.frames)] * count, without_arithmetic=True
+        )
         row, limit = CapacityRow(gigabytes, policy), int(gigabytes * 1e9)
         try:
-            row = replace(row, batch=batch.within(limit))
+            row = replace(row, batch=alike.within(limit))
             return replace(row, frames=frames.within(limit))
         except Exception as error:  # one card must not cost the others
             return replace(row, error=first_line(error))
