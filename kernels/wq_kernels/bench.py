@@ -31,7 +31,7 @@ from wq_kernels.ops.pack import pack
 QUERY_HEADS, KV_HEADS, CHANNELS, WINDOW = 28, 4, 128, 32
 SHAPES = [(1, 19600), (8, 19600), (32, 19600), (60, 1024)]
 SWEEP_SHAPES = [(1, 19600), (32, 19600)]
-SWEEP_REGISTERS, SWEEP_STAGES = (128, 168, 248), (2, 3, 4)
+SWEEP_REGISTERS, SWEEP_STAGES = (128, 168, 255), (2, 3, 4)
 # Shares of the windows by width.
 FORMATS = {"INT2": {2: 1.0}, "INT4": {4: 1.0}, "mix": {16: 0.02, 4: 0.09, 2: 0.89}, "raw": {}}
 PACKED_BITS = (2, 4)

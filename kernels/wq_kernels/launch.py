@@ -24,7 +24,7 @@ MIN_TOKENS_PER_SPLIT = 128
 # Tokens that share one maximum of the softmax; more would not stay in registers.
 MAX_TILE_TOKENS = 64
 # Time per token of one side, that of 2 bits being 10: codes are bound by instructions, plain values by memory.
-TOKEN_COST = {2: 10, 4: 13, 8: 20, RAW_BITS: 30}
+TOKEN_COST = {2: 10, 4: 14, 8: 24, RAW_BITS: 35}
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,9 @@ class SegmentShape:
         """Tokens of a tile, a multiple of 16: a window, or an equal part of one; the last 16 may reach past its end."""
         if self.is_raw:
             return 16
+        if self.window % 16 == 0:
+            # What `fits_registers`: the words of more tokens would not.
+            return 32 if self.window % 32 == 0 and max(self.key_bits, self.value_bits) <= 4 else 16
         sixteens = -(-self.window // 16)
         parts = -(-sixteens * 16 // MAX_TILE_TOKENS)
         return 16 * -(-sixteens // parts)
@@ -99,6 +102,11 @@ class SegmentShape:
 def segment_shape(segment: Segment) -> SegmentShape:
     """Shape of a segment."""
     return SegmentShape(segment.key.bits, segment.value.bits, segment.key.window, segment.key.windows)
+
+
+def fits_registers(shape: SegmentShape, channels: int, query_block: int) -> bool:
+    """Whether a segment can be read lane by lane, each with its words, scales and sums in registers."""
+    return query_block == 8 and channels in (64, 128) and not shape.is_raw and shape.window % shape.tile_tokens == 0
 
 
 @dataclass(frozen=True)
@@ -129,15 +137,16 @@ class AttendTile:
 
 def choose_tile(query_rows: int, channels: int, segments: Sequence[SegmentShape], card: Card) -> AttendTile:
     """Tile for a number of query rows per KV head (G * Q) and a head size (D)."""
-    raw_tokens = 16
+    raw_tokens, query_block = 16, 8 if query_rows <= 8 else 16
+    in_registers = [s for s in segments if fits_registers(s, channels, query_block)]
     raw_bytes = channels * max([raw_tokens * 4, *(s.tile_bytes for s in segments if s.is_raw)])
-    packed_bytes = channels * max([0, *(s.tile_bytes for s in segments if not s.is_raw)])
+    packed_bytes = channels * max([0, *(s.tile_bytes for s in segments if not s.is_raw and s not in in_registers)])
     # A third stage keeps a second tile in shared memory.
     stages = 3 if 2 * packed_bytes <= card.shared_bytes // 2 else 2
-    few = query_rows <= 8
     # Beside the tiles: minima and sums of 16 windows, and what moves between layouts.
     shared_bytes = max(raw_bytes, (stages - 1) * packed_bytes, 40 * channels) + 2048
-    return AttendTile(8 if few else 16, raw_tokens, stages, 168 if few else 248, shared_bytes)
+    registers = 255 if in_registers else 168 if query_block == 8 else 248
+    return AttendTile(query_block, raw_tokens, stages, registers, shared_bytes)
 
 
 @dataclass(frozen=True)

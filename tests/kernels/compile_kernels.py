@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wq_kernels.launch import code_rows
+from wq_kernels.launch import SegmentShape, code_rows, fits_registers
 from wq_kernels.ops.attend.kernel import attend_kernel, merge_kernel
 from wq_kernels.ops.fit.kernel import FIT_CHANNELS, code_kernel, fit_kernel
 from wq_kernels.ops.fit.naive import LEAST_SPREAD, LEAST_WEIGHT, ROUNDS, STARTS
@@ -40,6 +40,7 @@ def block(bits: int) -> tuple[str, str, str]:
 
 def main(capability: int, widths: list[tuple[int, int]]) -> None:
     """All kernels."""
+    shapes = [SegmentShape(key, value, WINDOW, 3) for key, value in widths]
     compile_for(
         capability,
         attend_kernel,
@@ -47,7 +48,11 @@ def main(capability: int, widths: list[tuple[int, int]]) -> None:
             "KEY_BITS": tuple(key for key, _ in widths),
             "VALUE_BITS": tuple(value for _, value in widths),
             "WINDOWS": (WINDOW,) * len(widths),
-            "TILES": tuple(16 if 16 in pair else WINDOW for pair in widths),
+            "TILES": tuple(shape.tile_tokens for shape in shapes),
+            "COSTS": tuple(shape.tile_cost for shape in shapes),
+            "IN_REGISTERS": tuple(fits_registers(shape, D, 8) for shape in shapes),
+            "HEADS": 4,
+            "RAW_COST": 480,
             "RAW_TILE": 16,
             "D": D,
             "BLOCK_C": D,
@@ -63,8 +68,8 @@ def main(capability: int, widths: list[tuple[int, int]]) -> None:
         **dict.fromkeys(("output", "lse", "scratch"), "*fp32"),
         keys=tuple(block(key) for key, _ in widths),
         values=tuple(block(value) for _, value in widths),
-        extents=(("i32",) * 5,) * len(widths),
-        raw_extent=("i32",) * 5,
+        extents=(("i32",) * 4,) * len(widths),
+        raw_extent=("i32",) * 4,
         raw_mask="*i1",
         raw_length="*i32",
         tops="i64",

@@ -126,7 +126,8 @@ def test_kernels_equal_pytorch(
 
     equal = torch.isclose(stored.scale.cpu().float(), expected.scale.float(), rtol=1e-3, atol=1e-6)
     assert equal.float().mean() > 0.98
-    chance = 0.05 / equal.numel() ** 0.5
+    # A code that moves takes the later channels of its token along.
+    chance = 0.05 / (equal.numel() / (channels if compensates else 1)) ** 0.5
     values = torch.stack([x[b][:, index[b]] for b in range(batch)]).double()
     ours, theirs = (dequantized(block).cpu() - values for block in (stored, expected))
     if compensates:

@@ -12,6 +12,7 @@ from wq_kernels.launch import (
     choose_tile,
     code_rows,
     fit_warps,
+    fits_registers,
     next_power_of_two,
     pack_rows,
     plan_attend,
@@ -33,7 +34,7 @@ def units(plan: AttendPlan, stretch: Stretch, program: int) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("window", "tile"), [(32, 32), (1, 16), (16, 16), (17, 32), (63, 64), (64, 64), (65, 48), (100, 64), (128, 64)]
+    ("window", "tile"), [(32, 32), (1, 16), (16, 16), (17, 32), (63, 64), (64, 32), (65, 48), (100, 64), (80, 16)]
 )
 def test_tiles_are_equal_parts_of_a_window(window: int, tile: int) -> None:
     assert SegmentShape(2, 2, window, 3).tile_tokens == tile
@@ -41,7 +42,7 @@ def test_tiles_are_equal_parts_of_a_window(window: int, tile: int) -> None:
 
 
 def test_tiles_of_plain_values_are_small() -> None:
-    assert [SegmentShape(*bits, 64, 3).tile_tokens for bits in ((16, 16), (16, 2), (4, 16), (4, 4))] == [16, 16, 16, 64]
+    assert [SegmentShape(*bits, 64, 3).tile_tokens for bits in ((16, 16), (16, 2), (4, 16), (8, 2))] == [16] * 4
 
 
 @given(
@@ -85,8 +86,8 @@ def test_batch_one_spreads_over_the_card() -> None:
 
 def test_a_large_batch_leaves_no_program_for_a_second_round() -> None:
     made = plan(7, 4 * 32, (SegmentShape(2, 2, 32, 612),), 16)
-    assert made.programs == 12
-    assert made.programs * 128 <= 12 * 132
+    assert made.programs == 8
+    assert made.programs * 128 <= 8 * 132
 
 
 def test_query_blocks() -> None:
@@ -94,12 +95,31 @@ def test_query_blocks() -> None:
 
 
 def test_programs_at_once_follow_registers_and_shared_memory() -> None:
-    packed, wide = (SegmentShape(2, 2, 32, 10),), (SegmentShape(8, 8, 64, 10),)
-    assert choose_tile(7, 128, packed, H200).programs_at_once(H200) == 12 * 132
+    packed, wide = (SegmentShape(2, 2, 32, 10),), (SegmentShape(8, 8, 60, 10),)
+    assert choose_tile(7, 128, packed, H200).programs_at_once(H200) == 8 * 132
+    assert choose_tile(7, 128, (SegmentShape(16, 16, 32, 10),), H200).programs_at_once(H200) == 12 * 132
     tile = choose_tile(7, 256, wide, SMALL)
     assert tile.stages == 2
     assert tile.programs_at_once(SMALL) == 2 * 28
     assert tile.shared_bytes <= SMALL.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("bits", "window", "channels", "query_rows", "fits"),
+    [
+        ((2, 2), 32, 128, 7, True),
+        ((8, 4), 16, 64, 8, True),
+        ((2, 2), 32, 128, 9, False),
+        ((2, 2), 32, 80, 7, False),
+        ((2, 2), 33, 128, 7, False),
+        ((16, 2), 32, 128, 7, False),
+    ],
+)
+def test_what_fits_registers(bits: tuple[int, int], window: int, channels: int, query_rows: int, fits: bool) -> None:
+    shape = SegmentShape(*bits, window, 10)
+    tile = choose_tile(query_rows, channels, (shape,), H200)
+    assert fits_registers(shape, channels, tile.query_block) == fits
+    assert (tile.registers == 255) == fits
 
 
 def test_pack_tiles_give_a_thread_sixteen_values() -> None:

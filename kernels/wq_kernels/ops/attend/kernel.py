@@ -3,7 +3,8 @@
 A program is one warp that takes one stretch of one segment and a block of the query rows of one KV head. Keys are the
 left operand of the score product, tokens as rows and query rows as columns, and values the left operand of the output
 product, channels as rows: few query rows waste little of a tile, and codes go from memory to the tensor cores with one
-logic operation for two of them (planes.py).
+logic operation for two of them. Decode steps over usual shapes run lane by lane (packed.py), everything else in tiles
+that Triton lays out (windows.py).
 """
 
 
@@ -19,8 +20,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from wq_kernels.launch import AttendTile, Stretch, card, choose_tile, next_power_of_two, plan_attend, segment_shape
+from wq_kernels.launch import (
+    AttendTile,
+    Stretch,
+    card,
+    choose_tile,
+    fits_registers,
+    next_power_of_two,
+    plan_attend,
+    segment_shape,
+)
 from wq_kernels.layout import Block, Segment, words_per_token
+from wq_kernels.ops.attend.packed import attend_packed
 from wq_kernels.ops.attend.run import attend_run
 from wq_kernels.ops.attend.windows import attend_windows
 
@@ -50,10 +61,10 @@ def head_block(block, windows, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.c
 
 
 @triton.jit
-def units_of_program(program, budget, units, cost, start):
+def units_of_program(program, budget, units, start, COST: tl.constexpr):
     """Units [first, stop) of a stretch that start in the time of a program (launch.py, `AttendPlan`)."""
-    first = tl.maximum(program * budget - start + cost - 1, 0) // cost
-    stop = tl.maximum((program + 1) * budget - start + cost - 1, 0) // cost
+    first = tl.maximum(program * budget - start + COST - 1, 0) // COST
+    stop = tl.maximum((program + 1) * budget - start + COST - 1, 0) // COST
     return tl.minimum(first, units).to(tl.int32), tl.minimum(stop, units).to(tl.int32)
 
 
@@ -62,9 +73,10 @@ def attend_kernel(
     query, output, lse, scratch, tops, tiles, partials, budget, keys, values, extents,
     raw_key, raw_value, raw_mask, raw_length, raw_extent,
     stride_qb, stride_qh, stride_qq, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mb,
-    scaling, heads, group, queries,
-    KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOWS: tl.constexpr, TILES: tl.constexpr,
-    RAW_TILE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
+    scaling, group, queries,
+    HEADS: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, WINDOWS: tl.constexpr,
+    TILES: tl.constexpr, COSTS: tl.constexpr, IN_REGISTERS: tl.constexpr, RAW_TILE: tl.constexpr,
+    RAW_COST: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, STAGES: tl.constexpr,
     LENGTH_ON_DEVICE: tl.constexpr, USE_MASK: tl.constexpr, DTYPE: tl.constexpr, USE_ASSEMBLY: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):  # fmt: skip
@@ -79,18 +91,19 @@ def attend_kernel(
         budget: Time of a program, as `opaque` makes it.
         keys: Per segment (data, scale, minimum).
         values: As keys.
-        extents: Per segment (units, cost, start, slots, first tile) of its stretch, each as `opaque` makes it.
+        extents: Per segment (units, start, slots, first tile) of its stretch, each as `opaque` makes it.
         raw_length: Tokens of the run, or where they are written when LENGTH_ON_DEVICE.
         raw_extent: As of a segment.
         scaling: Of the scores, times log2(e).
         KEY_BITS: Per segment, as are VALUE_BITS, WINDOWS (tokens per window) and TILES (tokens of a tile). All are
-            constexpr because they shape the code.
+            constexpr because they shape the code. So are COSTS (time of a tile), since divisions by a number that is
+            known take a fraction of the time, and IN_REGISTERS (whether `attend_packed` takes the segment).
         DTYPE: Of codes in a product.
     """
     program, i_block, i_head = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     share = budget // 16
     rows = group * queries
-    batch, head = i_head // heads, i_head % heads
+    batch, head = i_head // HEADS, i_head % HEADS
     row = i_block * BLOCK_M + tl.arange(0, BLOCK_M)
     m_row = row < rows
     p_q = query + batch * stride_qb + (head * group + row // queries) * stride_qh + row % queries * stride_qq
@@ -98,22 +111,30 @@ def attend_kernel(
     lse += i_head * rows * partials
     scratch += (i_head * tl.num_programs(1) + i_block) * tiles * BLOCK_M
     for i in tl.static_range(len(KEY_BITS)):
-        units, start = extents[i][0] // 16, extents[i][2] // 16
-        first, stop = units_of_program(program, share, units, extents[i][1] // 16, start)
+        units, start = extents[i][0] // 16, extents[i][1] // 16
+        first, stop = units_of_program(program, share, units, start, COSTS[i])
         if first < stop:
             before = i_head * (units // ((WINDOWS[i] + TILES[i] - 1) // TILES[i]))
-            outputs, b_top, b_total = attend_windows(
-                p_q, m_row,
-                head_block(keys[i], before, KEY_BITS[i], WINDOWS[i], D),
-                head_block(values[i], before, VALUE_BITS[i], WINDOWS[i], D),
-                scratch + extents[i][4] // 16 * BLOCK_M, tops, first, stop, scaling,
-                KEY_BITS[i], VALUE_BITS[i], WINDOWS[i], TILES[i], D, BLOCK_C, BLOCK_M, STAGES, DTYPE, USE_ASSEMBLY,
-                PREFETCH,
-            )  # fmt: skip
-            slot = program + extents[i][3] // 16
-            store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
-    start = raw_extent[2] // 16
-    first, stop = units_of_program(program, share, raw_extent[0] // 16, raw_extent[1] // 16, start)
+            key = head_block(keys[i], before, KEY_BITS[i], WINDOWS[i], D)
+            value = head_block(values[i], before, VALUE_BITS[i], WINDOWS[i], D)
+            slot = program + extents[i][2] // 16
+            if IN_REGISTERS[i]:
+                column = tl.minimum(i_block * BLOCK_M + (tl.arange(0, 32) >> 2), rows - 1)
+                p_column = query + batch * stride_qb + (head * group + column // queries) * stride_qh
+                attend_packed(
+                    p_column + column % queries * stride_qq, rows, i_block * BLOCK_M, key, value, first, stop, scaling,
+                    output + slot.to(tl.int64) * D, lse + slot, partials * D,
+                    KEY_BITS[i], VALUE_BITS[i], WINDOWS[i], TILES[i], D, USE_ASSEMBLY, PREFETCH,
+                )  # fmt: skip
+            else:
+                outputs, b_top, b_total = attend_windows(
+                    p_q, m_row, key, value, scratch + extents[i][3] // 16 * BLOCK_M, tops, first, stop, scaling,
+                    KEY_BITS[i], VALUE_BITS[i], WINDOWS[i], TILES[i], D, BLOCK_C, BLOCK_M, STAGES, DTYPE, USE_ASSEMBLY,
+                    PREFETCH,
+                )  # fmt: skip
+                store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
+    start = raw_extent[1] // 16
+    first, stop = units_of_program(program, share, raw_extent[0] // 16, start, RAW_COST)
     if first < stop:
         length = raw_length
         if LENGTH_ON_DEVICE:
@@ -124,7 +145,7 @@ def attend_kernel(
             stride_kn, stride_vn, raw_mask + batch * stride_mb, first * RAW_TILE, tl.minimum(stop * RAW_TILE, length),
             length - queries + row % queries, scaling, D, BLOCK_C, BLOCK_M, RAW_TILE, USE_MASK,
         )  # fmt: skip
-        slot = program + raw_extent[3] // 16
+        slot = program + raw_extent[2] // 16
         store_partial(outputs, b_top, b_total, output, lse, row, m_row, slot, partials, D)
 
 
@@ -192,7 +213,7 @@ def empty_like(segment: Segment, *widths: int) -> Segment:
 
 def extent(stretch: Stretch) -> tuple[int, ...]:
     """What a kernel needs to know of a stretch."""
-    return tuple(opaque(n) for n in (stretch.units, stretch.cost, stretch.start, stretch.slots, stretch.first_tile))
+    return tuple(opaque(n) for n in (stretch.units, stretch.start, stretch.slots, stretch.first_tile))
 
 
 def attend(
@@ -210,6 +231,8 @@ def attend(
     batch, query_heads, queries, channels = query.shape
     heads = raw_key.shape[1]
     group = query_heads // heads
+    if any(stride % 8 for stride in query.stride()[:3]) or query.data_ptr() % 16:
+        query = query.clone(memory_format=torch.contiguous_format)  # lanes load 8 channels at once
     segments = with_usual_widths(segments)
     shapes = tuple(segment_shape(segment) for segment in segments)
     gpu = card(query.device)
@@ -234,12 +257,16 @@ def attend(
         raw_key, raw_value, raw_key if raw_mask is None else raw_mask, raw_length, extent(plan.raw),
         *query.stride()[:3], *raw_key.stride()[:3], *raw_value.stride()[:3],
         0 if raw_mask is None else raw_mask.stride(0),
-        scaling * LOG2_E, heads, group, queries,
+        scaling * LOG2_E, group, queries,
+        HEADS=heads,
         KEY_BITS=tuple(shape.key_bits for shape in shapes),
         VALUE_BITS=tuple(shape.value_bits for shape in shapes),
         WINDOWS=tuple(shape.window for shape in shapes),
         TILES=tuple(shape.tile_tokens for shape in shapes),
+        COSTS=tuple(shape.tile_cost for shape in shapes),
+        IN_REGISTERS=tuple(not float32 and fits_registers(shape, channels, tile.query_block) for shape in shapes),
         RAW_TILE=tile.raw_tokens,
+        RAW_COST=plan.raw.cost,
         D=channels,
         BLOCK_C=min(128, channels & -channels),
         BLOCK_M=tile.query_block,

@@ -27,7 +27,8 @@ from wq_kernels.ops.attend.planes import (
 )
 from wq_kernels.ops.attend.run import load_queries, load_raw, new_maximum, raw_outputs, raw_scores, zero_outputs
 
-PREFETCH_WINDOWS = tl.constexpr(4)
+# Windows that L2 is asked for when a stretch begins: else every phase of a short one waits for memory anew.
+FIRST_PREFETCH = tl.constexpr(4)
 # Of a subnormal float16 to its mantissa.
 CODE_UNIT = tl.constexpr(16777216.0)
 
@@ -179,9 +180,8 @@ def prefetch_bytes(pointer, nbytes):
 
 
 @triton.jit
-def prefetch(block, window, count, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
-    """Bring the first windows of a program's stretch into L2: else every phase of a short one waits for memory anew."""
-    count = tl.minimum(count, PREFETCH_WINDOWS)
+def prefetch_windows(block, window, count, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
+    """Bring windows of a block into L2."""
     if WINDOW * BITS % 8 == 0:
         prefetch_bytes(block[0] + window * (WINDOW * D * BITS // 16), count * (WINDOW * D * BITS // 8))
     if BITS != 16:
@@ -210,9 +210,9 @@ def attend_windows(
     PARTS: tl.constexpr = (WINDOW + TILE - 1) // TILE
     if PREFETCH:
         window = first // PARTS
-        count = (stop + PARTS - 1) // PARTS - window
-        prefetch(key, window, count, KEY_BITS, WINDOW, D)
-        prefetch(value, window, count, VALUE_BITS, WINDOW, D)
+        count = tl.minimum((stop + PARTS - 1) // PARTS - window, FIRST_PREFETCH)
+        prefetch_windows(key, window, count, KEY_BITS, WINDOW, D)
+        prefetch_windows(value, window, count, VALUE_BITS, WINDOW, D)
     parts, b_largest = load_queries(p_q, m_row, D, BLOCK_C)
     b_unit = power_of_two_above(b_largest)
     if KEY_BITS != 16:
