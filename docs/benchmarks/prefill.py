@@ -157,6 +157,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a model of two small layers, on the CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (default prefill.json here)")
     options = parser.parse_args()
+    # What the figures depend on; where they go is the machine's own.
+    said = [
+        f"--{name} {value}" if value is not True else f"--{name}"
+        for name, value in vars(options).items()
+        if name != "json" and value != parser.get_default(name)
+    ]
     if not options.tiny and not torch.cuda.is_available():
         print("error: there is no GPU here, `--tiny` runs without one", file=sys.stderr)
         return 1
@@ -172,7 +178,7 @@ def main() -> int:
         rows += made
         facts |= fact
     figures = {
-        "command": "python docs/benchmarks/prefill.py " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python docs/benchmarks/prefill.py", *said]),
         "versions": made_with(model),
         "date": date.today().isoformat(),
         "frames": options.frames,
