@@ -188,6 +188,23 @@ def test_kernel_shares(
     kernel.plan_attend.cache_clear()
 
 
+@pytest.mark.usefixtures("triton_kernels")
+@pytest.mark.parametrize("rise", [-60.0, 0.0, 7.5, 9.0, 60.0])
+@pytest.mark.parametrize("window", [32, 512])
+def test_scores_that_rise(device: torch.device, dequantized: Values, rise: float, window: int) -> None:
+    """Scores of later tokens are so many powers of two above those of the first 32: weights follow them or not."""
+    attention = Attention(Case(((4, 2, window, 2),), raw_length=2, heads=(4, 1), batch=1), torch.float16, device)
+    direction = torch.nn.functional.normalize(torch.randn(64), dim=0).to(device)
+    level = torch.where(torch.arange(2 * window, device=device) < 32, 0.0, rise / 1.4427)
+    # Scores are q . k / 8 in base e.
+    keys = (torch.randn(1, 1, 2 * window, 64) * 0.1).to(device) + level[:, None] * direction
+    index = torch.arange(2 * window, device=device)[None]
+    with use_backend("torch"):
+        attention.segments[0] = Segment(pack(keys.half(), index, bits=4, window=window), attention.segments[0].value)
+    attention.query[:] = 8 * direction
+    check(attention, dequantized)
+
+
 @pytest.mark.parametrize(
     ("widths", "launched"),
     [

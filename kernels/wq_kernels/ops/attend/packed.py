@@ -337,10 +337,14 @@ def add_minima(outputs, sums, minima, window, last, D: tl.constexpr, PLANES: tl.
         minima: Of the first window, where a lane's channels begin.
     """
     q = tl.arange(0, LANES) & 3
-    right = (
-        transpose(to_halves(sums[0], sums[1], ASSEMBLY), ASSEMBLY),
-        transpose(to_halves(sums[2], sums[3], ASSEMBLY), ASSEMBLY),
-    )
+    # As a sum of two float16: one alone would shift outputs by more than all other roundings.
+    right, rest = (), ()
+    for h in tl.static_range(2):
+        first, second = sums[2 * h] * (0.5**MAX_RISE), sums[2 * h + 1] * (0.5**MAX_RISE)
+        halves = to_halves(first, second, ASSEMBLY)
+        low, high = to_floats(halves, ASSEMBLY)
+        right = right + (transpose(halves, ASSEMBLY),)
+        rest = rest + (transpose(to_halves(first - low, second - high, ASSEMBLY), ASSEMBLY),)
     loaded = ()
     for k in tl.static_range(4):
         at = tl.minimum(window + k // 2 * 8 + 2 * q + k % 2, last)
@@ -353,7 +357,9 @@ def add_minima(outputs, sums, minima, window, last, D: tl.constexpr, PLANES: tl.
         )  # fmt: skip
         zero = tl.zeros([LANES], dtype=tl.float32)
         sum = multiply_add(left, right, (zero, zero, zero, zero), ASSEMBLY)
-        low, high = 1 / code_unit(2 * i % PLANES, 16 // PLANES), 1 / code_unit((2 * i + 1) % PLANES, 16 // PLANES)
+        sum = multiply_add(left, rest, sum, ASSEMBLY)
+        low = 2**MAX_RISE / code_unit(2 * i % PLANES, 16 // PLANES)
+        high = 2**MAX_RISE / code_unit((2 * i + 1) % PLANES, 16 // PLANES)
         old = outputs[i]
         new_outputs = new_outputs + ((
             old[0] + sum[0] * low, old[1] + sum[1] * low, old[2] + sum[2] * high, old[3] + sum[3] * high

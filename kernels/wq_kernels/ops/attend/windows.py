@@ -107,13 +107,17 @@ def add_minima(parts, minimum, scratch, tops, first, stop, b_top, PARTS: tl.cons
         p_sum = scratch + tile[:, None] * BLOCK_M + column[None, :]
         b_sum = tl.load(p_sum, mask=(tile < stop)[:, None], other=0.0)
         b_then = tl.load(p_sum + tops, mask=(tile < stop)[:, None], other=float("-inf"))
-        b_weight = (b_sum * tl.exp2(b_then - b_top[None, :])).to(DTYPE)
+        b_weight = b_sum * tl.exp2(b_then - b_top[None, :])
+        # As a sum of two float16: one alone would shift outputs by more than all other roundings.
+        b_first = b_weight.to(DTYPE)
+        b_rest = (b_weight - b_first.to(tl.float32)).to(DTYPE)
         p_window = minimum + (tl.minimum(tile, stop - 1) // PARTS)[None, :] * D
         new_parts = ()
         for part in tl.static_range(len(parts)):
             channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
             b_minimum = tl.load(p_window + channel[:, None], mask=(channel < D)[:, None], other=0.0)
-            b_output = tl.dot(b_minimum.to(DTYPE), b_weight, parts[part], input_precision="ieee")
+            b_output = tl.dot(b_minimum.to(DTYPE), b_first, parts[part], input_precision="ieee")
+            b_output = tl.dot(b_minimum.to(DTYPE), b_rest, b_output, input_precision="ieee")
             new_parts = new_parts + (b_output,)
         parts = new_parts
     return parts
