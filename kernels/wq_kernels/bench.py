@@ -31,7 +31,7 @@ from wq_kernels.ops.pack import pack
 QUERY_HEADS, KV_HEADS, CHANNELS, WINDOW = 28, 4, 128, 32
 SHAPES = [(1, 19600), (8, 19600), (32, 19600), (60, 1024)]
 SWEEP_SHAPES = [(1, 19600), (32, 19600)]
-SWEEP_REGISTERS, SWEEP_STAGES = (128, 168, 255), (2, 3, 4)
+SWEEP_REGISTERS = (128, 168, 255)
 # Shares of the windows by width.
 FORMATS = {"INT2": {2: 1.0}, "INT4": {4: 1.0}, "mix": {16: 0.02, 4: 0.09, 2: 0.89}, "raw": {}}
 PACKED_BITS = (2, 4)
@@ -290,25 +290,23 @@ def compare(gb_per_second: float, deadline: float, on_row: Callable[[Row], None]
 
 
 def sweep(gb_per_second: float, deadline: float, on_row: Callable[[Row], None]) -> list[Row]:
-    """Every format in bf16 with the pipelines and numbers of registers around those that launch.py chooses."""
+    """Every format in bf16 with other numbers of registers than those that launch.py chooses."""
     rows: list[Row] = []
-    for name, registers, stages in itertools.product(FORMATS, SWEEP_REGISTERS, SWEEP_STAGES):
-        for batch, tokens in SWEEP_SHAPES:
-            if time.monotonic() > deadline:
-                return rows
-            shapes = [SegmentShape(bits, bits, WINDOW, 1) for bits in FORMATS[name]]
-            chosen = choose_tile(QUERY_HEADS // KV_HEADS, CHANNELS, shapes, card(torch.device("cuda", 0)))
-            tile = replace(chosen, registers=registers, stages=stages)
-            row = Row(name, "bf16", batch, tokens, tile={"registers": registers, "stages": stages})
-            rows.append(attempt(measure_ours, row, gb_per_second, tile))
-            on_row(rows[-1])
+    for name, registers, (batch, tokens) in itertools.product(FORMATS, SWEEP_REGISTERS, SWEEP_SHAPES):
+        if time.monotonic() > deadline:
+            return rows
+        shapes = [SegmentShape(bits, bits, WINDOW, 1) for bits in FORMATS[name]]
+        chosen = choose_tile(QUERY_HEADS // KV_HEADS, CHANNELS, shapes, card(torch.device("cuda", 0)))
+        row = Row(name, "bf16", batch, tokens, tile={"registers": registers})
+        rows.append(attempt(measure_ours, row, gb_per_second, replace(chosen, registers=registers)))
+        on_row(rows[-1])
     return rows
 
 
 def count(other_tiles: bool = False) -> int:
     """Rows when the time suffices for all of them."""
     if other_tiles:
-        return len(FORMATS) * len(SWEEP_REGISTERS) * len(SWEEP_STAGES) * len(SWEEP_SHAPES)
+        return len(FORMATS) * len(SWEEP_REGISTERS) * len(SWEEP_SHAPES)
     return len(DTYPES) * len(SHAPES) * (len(peers()) + len(FORMATS) + len(PACKED_BITS))
 
 

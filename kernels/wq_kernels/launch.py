@@ -116,7 +116,7 @@ class AttendTile:
     Attributes:
         query_block: Query rows: 8 or 16.
         raw_tokens: Tokens of the raw run, a multiple of 16.
-        stages: Depth of the software pipeline over packed tiles; plain values take one stage less.
+        stages: Depth of the software pipeline over packed tiles that are not read lane by lane; plain ones have two.
         registers: Most that a thread may take.
         shared_bytes: Shared memory that the deepest pipeline takes, about.
     """

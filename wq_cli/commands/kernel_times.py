@@ -18,7 +18,7 @@ $ wq bench kernels
 $ wq bench kernels --output kernels.json
 $ wq bench kernels --sweep --seconds 300 --json"""
 
-Sweep = Annotated[bool, opt.option("--sweep", panel=opt.INPUT, help="Other tiles of ours in place of peers.")]
+Sweep = Annotated[bool, opt.option("--sweep", panel=opt.INPUT, help="Other numbers of registers in place of peers.")]
 Seconds = Annotated[
     float, opt.number("--seconds", panel=opt.INPUT, help="Begin no new shape after this time.", metavar="SECONDS")
 ]

@@ -1,12 +1,12 @@
 """Attention over packed segments in Triton: split-KV flash decoding, all widths in one launch, then one merge.
 
-A program is one warp that takes one stretch of one segment and a block of the query rows of one KV head. Keys are the
-left operand of the score product, tokens as rows and query rows as columns, and values the left operand of the output
-product, channels as rows: few query rows waste little of a tile, and codes go from memory to the tensor cores with one
-logic operation for two of them. Decode steps over usual shapes run lane by lane (packed.py), everything else in tiles
+A program is one warp that takes a piece of the line of all work (launch.py, `AttendPlan`), of one segment or the end of
+one and the beginning of the next, for a block of the query rows of one KV head. Keys are the left operand of the score
+product, tokens as rows and query rows as columns, and values the left operand of the output product, channels as rows:
+few query rows waste little of a tile, and codes go from memory to the tensor cores with one logic operation for two of
+them. Decode steps over usual shapes run lane by lane (packed.py), everything else in tiles
 that Triton lays out (windows.py).
 """
-
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, misc, var-annotated"
 

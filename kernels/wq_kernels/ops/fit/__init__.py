@@ -15,7 +15,7 @@ from wq_kernels.layout import Block
 from wq_kernels.ops.fit import naive
 from wq_kernels.ops.fit.compensation import Compensation
 
-# From here on rounding is no longer what limits.
+# At more bits rounding is no longer what limits.
 FITTED_BITS = (2, 4)
 
 
