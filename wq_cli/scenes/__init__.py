@@ -7,4 +7,3 @@ from pathlib import Path
 ASSETS = Path(__file__).parent / "assets"
 WEIGHTS = Path(__file__).parent / "weights"
 COMMENT_PREFIX = "wq scenes"
-WORLD_VERSION = 1
