@@ -117,9 +117,9 @@ MATRIX = [
     Case(((16, 16, 32, 2), (4, 4, 32, 3), (2, 2, 32, 20)), raw_length=70, queries=3, heads=(7, 1)),
     Case(((2, 2, 32, 0), (4, 4, 32, 2), (16, 16, 8, 0)), raw_length=1),
     # More windows than share a product of minima; windows of one, two and four tiles.
-    Case(((2, 2, 32, 37), (4, 4, 32, 17)), raw_length=3, heads=(14, 2), channels=128, batch=1),
-    Case(((4, 2, 64, 18), (2, 4, 16, 35)), heads=(3, 1), batch=1),
-    Case(((2, 8, 128, 5), (8, 2, 32, 19)), heads=(8, 1), channels=128, batch=1),
+    Case(((2, 2, 32, 34), (4, 4, 32, 2)), raw_length=3, heads=(7, 1), channels=128, batch=1),
+    Case(((4, 2, 64, 17), (2, 4, 16, 18)), heads=(3, 1), batch=1),
+    Case(((2, 8, 64, 2), (8, 2, 32, 17)), heads=(8, 1), channels=128, batch=1),
     Case(raw_length=130, masked=True),
     Case(raw_length=7, queries=7),
 ]

@@ -39,8 +39,7 @@ from wq_kernels.ops.attend.lanes import (
     to_halves,
     transpose,
 )
-from wq_kernels.ops.attend.planes import position
-from wq_kernels.ops.attend.windows import CODE_UNIT, FIRST_PREFETCH, power_of_two_above, prefetch_windows
+from wq_kernels.ops.attend.planes import CODE_UNIT, FIRST_PREFETCH, position, power_of_two_above, prefetch_windows
 
 # Windows whose minima are taken together: the rows of a product.
 BLOCK = tl.constexpr(16)
@@ -48,7 +47,7 @@ BLOCK = tl.constexpr(16)
 MAX_RISE = tl.constexpr(8.0)
 # Windows that L2 is asked for at a time, and how many windows ahead. More would push each other out of it: all programs
 # of a full card do the same.
-PREFETCH = tl.constexpr(2)
+AHEAD = tl.constexpr(2)
 # Below any score, and no infinity, whose difference to itself is no number.
 LARGE = tl.constexpr(1e30)
 # Two halves of 1.
@@ -427,10 +426,10 @@ def attend_packed(
         if (next_inner % BLOCK == 0) & (at % PARTS == 0) & (at > tile):
             biases = scores_of_minima(slices, p_key_minima, start + next_inner, last, D, KEY_BITS, ASSEMBLY)
         if USE_PREFETCH:
-            ahead = start + next_inner + PREFETCH
-            if (next_inner % PREFETCH == 0) & (at % PARTS == 0) & (ahead <= last):
-                prefetch_windows(key, ahead, tl.minimum(PREFETCH, last + 1 - ahead), KEY_BITS, WINDOW, D)
-                prefetch_windows(value, ahead, tl.minimum(PREFETCH, last + 1 - ahead), VALUE_BITS, WINDOW, D)
+            ahead = start + next_inner + AHEAD
+            if (next_inner % AHEAD == 0) & (at % PARTS == 0) & (ahead <= last):
+                prefetch_windows(key, ahead, tl.minimum(AHEAD, last + 1 - ahead), KEY_BITS, WINDOW, D)
+                prefetch_windows(value, ahead, tl.minimum(AHEAD, last + 1 - ahead), VALUE_BITS, WINDOW, D)
         base, total, block_sums, outputs = follow_rise(base, scores, total, block_sums, outputs, ASSEMBLY)
         weights, sums = softmax(scores, base, ASSEMBLY)
         total = (total[0] + sums[0], total[1] + sums[1])

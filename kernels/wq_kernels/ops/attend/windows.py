@@ -19,25 +19,17 @@ import triton
 import triton.language as tl
 
 from wq_kernels.ops.attend.planes import (
+    CODE_UNIT,
+    FIRST_PREFETCH,
     code_planes,
     load_scales,
     load_words,
     plane_channels,
     position,
+    power_of_two_above,
+    prefetch_windows,
 )
 from wq_kernels.ops.attend.run import load_queries, load_raw, new_maximum, raw_outputs, raw_scores, zero_outputs
-
-# Windows that L2 is asked for when a stretch begins: else every phase of a short one waits for memory anew.
-FIRST_PREFETCH = tl.constexpr(4)
-# Of a subnormal float16 to its mantissa.
-CODE_UNIT = tl.constexpr(16777216.0)
-
-
-@triton.jit
-def power_of_two_above(x):
-    """The smallest power of two that exceeds float32 x >= 0 (1 for 0), at most 2**127."""
-    exponent = tl.minimum((x.to(tl.int32, bitcast=True) >> 23) + 1, 254)
-    return tl.where(x > 0, (exponent << 23).to(tl.float32, bitcast=True), 1.0)
 
 
 @triton.jit
@@ -171,26 +163,6 @@ def packed_outputs(outputs, b_decay, weights, words, scales, TILE: tl.constexpr,
         b_scale = scales[i].to(tl.float32)
         new_outputs = new_outputs + (outputs[i] * b_decay[None, :] + sums[i] * b_scale[:, None],)
     return new_outputs
-
-
-@triton.jit
-def prefetch_bytes(pointer, nbytes):
-    """Bring bytes into L2; a multiple of 16 that begins at one."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
-        "@first cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [pointer, nbytes], tl.int32, False, 1,
-    )  # fmt: skip
-
-
-@triton.jit
-def prefetch_windows(block, window, count, BITS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr):
-    """Bring windows of a block into L2."""
-    if WINDOW * BITS % 8 == 0:
-        prefetch_bytes(block[0] + window * (WINDOW * D * BITS // 16), count * (WINDOW * D * BITS // 8))
-    if BITS != 16:
-        prefetch_bytes(block[1] + window * D, count * (2 * D))
-        prefetch_bytes(block[2] + window * D, count * (2 * D))
 
 
 @triton.jit
