@@ -44,7 +44,7 @@ KV_DTYPE: Dtype = "float16"
 POLICIES = (
     *("windowquant", "random", "cocktail", "rtn2", "rtn4", "kivi", "kivi:bits=4", "kvtuner:pairs=k4v2", "kvtuner"),
     *("kvmix", "akvq-vl", "smoothquant", "vidkv", "mixkvq"),
-    *(f"focus:bits={bits}" for bits in (2.5, 3, 3.7, 4.25, 4.75, 5.25)),
+    *(f"focus:bits={bits}" for bits in (2.5, 3, 3.7, 4.25, 4.75, 5, 5.25)),
     *("focus:bits=3.7:layers=equal", "focus:bits=3.7:relevance=similarity"),
 )
 
