@@ -39,11 +39,17 @@ class FittedChannelInWindow(Codec):
 def variance_in_windows(x: torch.Tensor, visual: VisualTokens) -> torch.Tensor:
     """Variance of each channel's values around the mean of their window, mean over windows, [B, Hkv, D].
 
+    Without a window it is 0.
+
     Args:
         x: Keys or values of a layer, [B, Hkv, L, D].
         visual: Where the visual tokens are, on any device.
     """
+    import torch
+
     from wq_kernels.ops.pack.naive import gather
 
+    if not visual.windows:
+        return x.new_zeros(*x.shape[:2], x.shape[3], dtype=torch.float32)
     tokens = visual.positions[:, : visual.windows * visual.window].to(x.device)
     return gather(x, tokens).float().unflatten(2, (-1, visual.window)).var(dim=3, correction=0).mean(dim=2)

@@ -83,3 +83,9 @@ def test_variance_is_that_of_visual_tokens_inside_windows() -> None:
     expected = ((expected - expected.mean(dim=3, keepdim=True)) ** 2).mean(dim=(2, 3))
     found = variance_in_windows(x, VisualTokens.from_mask(mask, window=8))
     assert torch.allclose(found.double(), expected, rtol=1e-5)
+
+
+def test_a_video_of_no_window_has_no_variance_and_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    visual = VisualTokens.from_mask(torch.ones(2, 5, dtype=torch.bool), window=8)
+    assert torch.equal(variance_in_windows(draw(2, 3, 5, 16), visual), torch.zeros(2, 3, 16))
+    assert not recwarn.list
