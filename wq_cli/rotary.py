@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from wq_cli.blocks import TorchBlock
 from wq_cli.codecs import Codec, PerToken
+from wq_cli.policies.base import FULL_PRECISION
 
 if TYPE_CHECKING:
     from wq_kernels import Block
@@ -93,7 +94,8 @@ class BeforeRotary(Codec):
     rotary: Rotary
 
     def encode(self, x: torch.Tensor, index: torch.Tensor, bits: int) -> Block | TorchBlock:
+        if bits == FULL_PRECISION:  # windows in the order of time; nothing is rounded, so nothing is undone
+            return self.inner.encode(x, index, bits)
         block = self.inner.encode(self.rotary.undo(x), index, bits)
-        if not isinstance(block, TorchBlock):
-            raise ValueError("keys at full precision keep their rotary position")
+        assert isinstance(block, TorchBlock)
         return UnrotatedBlock(block, self.rotary, index)

@@ -64,13 +64,15 @@ def settings(spec: str, **how: Any) -> Quantization:
     return Quantization(spec, window=8, **how)
 
 
-def prefilled(model: VideoModel, prompts: list[Prompt], spec: str, **how: Any) -> engine.Prefilled:
-    return engine.prefill(model, engine.prepare(model, prompts, settings(spec), room=8, **how))
+def prefilled(
+    model: VideoModel, prompts: list[Prompt], spec: str, *, reorder: bool = True, **how: Any
+) -> engine.Prefilled:
+    return engine.prefill(model, engine.prepare(model, prompts, settings(spec, reorder=reorder), room=8, **how))
 
 
-def asked(model: VideoModel, prompts: list[Prompt], spec: str) -> torch.Tensor:
+def asked(model: VideoModel, prompts: list[Prompt], spec: str, *, reorder: bool = True) -> torch.Tensor:
     """Logits of every token of the questions, read through the packed cache."""
-    state = prefilled(model, prompts, spec, until_visual_end=True)
+    state = prefilled(model, prompts, spec, reorder=reorder, until_visual_end=True)
     embeds, positions = engine.after_video(prompts)
     return engine.extend(model, state, embeds, last_only=False, positions=positions)
 
@@ -125,6 +127,13 @@ def test_when_all_is_recent_nothing_changes(model: VideoModel, prompts: list[Pro
     """Rotated keys and values at full precision give the answer and the logits of the model itself."""
     torch.testing.assert_close(asked(model, prompts[:1], spec), asked(model, prompts[:1], "fp16"), atol=1e-4, rtol=0)
     assert answer(model, prefilled(model, prompts[:1], spec)) == answer(model, prefilled(model, prompts[:1], "fp16"))
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_windows_in_the_order_of_time_are_the_same_windows(model: VideoModel, prompts: list[Prompt], spec: str) -> None:
+    """Those at full precision are segments too then, between the others."""
+    logits = asked(model, prompts[:1], spec, reorder=False)
+    torch.testing.assert_close(logits, asked(model, prompts[:1], spec), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["smoothquant:alpha=0.5", "smoothquant:alpha=1", "akvq-vl"])
