@@ -292,6 +292,22 @@ def test_memory_budget_holds_to_the_end_of_the_answer(
         assert bytes_at_the_end(int(share * full)) <= int(share * full)
 
 
+@pytest.mark.parametrize("policy", ["windowquant", "focus:window=8", "cocktail", "random"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+def test_memory_budget_holds_whatever_full_precision_takes(
+    model: VideoModel, frames: np.ndarray, policy: str, kv_dtype: str
+) -> None:
+    prompts = [prompt_of(model, frames)]
+
+    def held(policy: str, budget: int | None) -> int:
+        settings = Quantization(policy, window=8, kv_memory_bytes=budget, kv_dtype=kv_dtype)
+        return prefilled(model, prompts, settings, 4).cache.nbytes
+
+    full = held("fp16", None)
+    for share in (0.6, 0.75, 0.9):
+        assert (share - 0.15) * full < held(policy, int(share * full)) <= share * full
+
+
 def test_a_tiny_temperature_takes_the_likeliest(model: VideoModel, frames: np.ndarray) -> None:
     state = prefilled(model, [prompt_of(model, frames)], Quantization(window=8))
     for temperature in (1e-46, 1e-40, 1e-6):

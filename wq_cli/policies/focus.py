@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from wq_cli.policies.base import Budget
 
 WIDTHS = (2, 4, 8, 16)
-MODEL_BITS = 16
+# What full precision takes where no budget says it: plans without one are those of half precision.
+HALF_BITS = 16
 # What a window that the question passes over counts, against one of mean relevance: its answer may look elsewhere.
 LEAST_RELEVANCE = 1.0
 # A few prompts make layers differ more than they do over many.
@@ -85,6 +86,7 @@ class Focus(Policy):
         super().__init__(settings)
         self.settings = replace(settings, window=self.options.window, fixed_first_window=False)
         self._layer_bits: float | None = None
+        self._full_bits = HALF_BITS
         self._measured: NDArray[np.float64] | None = None
         self._shares: NDArray[np.float64] | None = None
         self._unspent = 0.0
@@ -129,14 +131,15 @@ class Focus(Policy):
 
     def fit_budget(self, relevance: NDArray[np.float64], sensitivity: Sequence[float] | None, budget: Budget) -> None:
         of_layer = budget.total_bits / budget.layers - budget.tail_bits
-        least = relevance.shape[1] * self.window_bits(WIDTHS[0], WIDTHS[0], MODEL_BITS)
+        least = relevance.shape[1] * budget.window_bits(WIDTHS[0], WIDTHS[0])
         if of_layer < least:
             raise budget.too_small(budget.layers * (least + budget.tail_bits), self.settings.fixed_first_window)
         self._layer_bits = of_layer
+        self._full_bits = round(budget.full_window_bits / (2 * self.settings.window))
 
     def plan_layer(self, layer: int, relevance: NDArray[np.float64], sensitivity: float | None) -> LayerPlan:
         """What a layer leaves, less than one more step would cost, goes to the next."""
-        count, window = relevance.shape[1], self.settings.window
+        count, window, full_bits = relevance.shape[1], self.settings.window, self._full_bits
         if layer in self._attention:
             matters = self._attention.pop(layer).get().double().numpy()
         else:
@@ -147,11 +150,11 @@ class Focus(Policy):
         room = mean + self._unspent
         if self._measured is not None:
             if self._shares is None:
-                self._shares = layer_shares(self._measured, mean / max(count, 1), window)
+                self._shares = layer_shares(self._measured, mean / max(count, 1), window, full_bits)
             worth = self._measured[layer]
             room += count * self._shares[layer] - mean
-        bits = spend(counted(matters)[:, None] * worth, room, window)
-        self._unspent = room - float(stored_bits(bits, window).sum())
+        bits = spend(counted(matters)[:, None] * worth, room, window, full_bits)
+        self._unspent = room - float(stored_bits(bits, window, full_bits).sum())
         return LayerPlan(bits[:, 0], bits[:, 1])
 
     def take_look(self, layer: int) -> Look:
@@ -166,40 +169,41 @@ def counted(matters: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @functools.cache
-def costs(window: int) -> NDArray[np.int64]:
+def costs(window: int, full_bits: int) -> NDArray[np.int64]:
     """Bits of a window at each of `WIDTHS`, per channel and KV head, scales and minima included."""
-    return np.array([ChannelInWindow(window).window_bits(bits, MODEL_BITS) for bits in WIDTHS])
+    return np.array([ChannelInWindow(window).window_bits(bits, full_bits) for bits in WIDTHS])
 
 
 @functools.cache
-def steps(window: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def steps(window: int, full_bits: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Of each step from one of `WIDTHS` to the next: its bits, and the error that it takes away per bit."""
-    bits = np.diff(costs(window))
+    bits = np.diff(costs(window, full_bits))
     return bits, -np.diff(4.0 ** -np.array(WIDTHS)) / bits
 
 
-def stored_bits(widths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+def stored_bits(widths: NDArray[np.int64], window: int, full_bits: int) -> NDArray[np.int64]:
     """The same of keys and values together, [..., 2] to [...]."""
-    of_sides: NDArray[np.int64] = costs(window)[np.searchsorted(WIDTHS, widths)]
+    of_sides: NDArray[np.int64] = costs(window, full_bits)[np.searchsorted(WIDTHS, widths)]
     return of_sides.sum(axis=-1)
 
 
-def spend(worth: NDArray[np.float64], room: float, window: int) -> NDArray[np.int64]:
+def spend(worth: NDArray[np.float64], room: float, window: int, full_bits: int = HALF_BITS) -> NDArray[np.int64]:
     """Widths of keys and values with the least sum of errors.
 
     Args:
         worth: How much the errors of the two sides of each window count, [W, 2].
         room: Bits for all of them, per channel and KV head.
         window: S.
+        full_bits: Bits of the model's dtype.
 
     Returns:
         [W, 2]. From the lowest width up, the steps with the most error taken away per bit, until one does not fit.
     """
     if not worth.size:
         return np.zeros(worth.shape, dtype=np.int64)
-    step_bits, step_gains = steps(window)
+    step_bits, step_gains = steps(window, full_bits)
     gains = (worth[:, :, None] * step_gains).ravel()
-    bits, left = np.tile(step_bits, worth.size), room - worth.size * costs(window)[0]
+    bits, left = np.tile(step_bits, worth.size), room - worth.size * costs(window, full_bits)[0]
     # Equal gains come in any order here, since a stable sort takes four times as long; of the least that is taken, what
     # belongs to earlier windows goes first.
     order = np.argsort(-gains)
@@ -211,18 +215,21 @@ def spend(worth: NDArray[np.float64], room: float, window: int) -> NDArray[np.in
     return np.array(WIDTHS)[taken.reshape(*worth.shape, -1).sum(axis=2)]
 
 
-def layer_shares(measured: NDArray[np.float64], mean: float, window: int) -> NDArray[np.float64]:
+def layer_shares(
+    measured: NDArray[np.float64], mean: float, window: int, full_bits: int = HALF_BITS
+) -> NDArray[np.float64]:
     """Bits for a window of each layer, as if all windows mattered alike.
 
     Args:
         measured: What the two sides of each layer are worth, [L, 2].
         mean: Bits for a window in the mean layer, per channel and KV head.
         window: S.
+        full_bits: Bits of the model's dtype.
 
     Returns:
         [L], with that mean; what does not suffice for one more step of any layer is spread over all.
     """
-    bits = stored_bits(spend(measured, mean * len(measured), window), window)
+    bits = stored_bits(spend(measured, mean * len(measured), window, full_bits), window, full_bits)
     return bits + (mean - bits.mean())
 
 
