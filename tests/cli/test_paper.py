@@ -90,6 +90,7 @@ def test_a_card_that_fails_keeps_what_was_found(lab: paper.Lab, monkeypatch: pyt
         (["--device", "cpu"], 1, "the paper's experiments take an NVIDIA GPU"),
         (["--tiny", "--memory-gb", "24,0"], 2, "`--memory-gb 0` is not above 0"),
         (["--tiny", "--memory-gb", "much"], 2, "`much` is not a number"),
+        (["--tiny", "--memory-gb", "1e300"], 2, "`--memory-gb 1e+300` is above 1e+06"),
     ],
 )
 def test_bad_input_is_one_line(line: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wq_cli import profile
+from wq_cli import device, profile
 from wq_cli.bench import capacity, random_weights
 from wq_cli.bench.capacity import Capacity, largest
 from wq_cli.bench.paper import TINY, Lab
 from wq_cli.config import Quantization, Runtime, Settings
+from wq_cli.errors import DeviceError
 from wq_cli.models.base import Prompt, VideoModel
 
 # Of the tiny model: 2 layers, one KV head of 64 channels in float32; 25 visual tokens a frame.
@@ -64,6 +65,17 @@ def test_frames_within_a_limit_are_those_of_the_formula(model: VideoModel, witho
     found = measured.within(needed(model, 30))
     assert 29 <= found <= 30
     assert measured.within(needed(model, 1) - 1) == 0
+
+
+@pytest.mark.parametrize("gigabytes", [24, 1e6])
+def test_a_limit_beyond_the_device_is_not_tried(
+    model: VideoModel, gigabytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is allocated: this computer would run out of memory, and other programs with it."""
+    monkeypatch.setattr(device, "memory", lambda where: (20 * 10**9, 24 * 10**9))
+    measured = Capacity(model, Quantization(), lambda n: pytest.fail("was tried"))
+    with pytest.raises(DeviceError, match=r"^`cpu` has memory to try 0\.625 GB, not (24|1e\+06)$"):
+        measured.within(int(gigabytes * 1e9))
 
 
 def test_less_bits_hold_more(model: VideoModel) -> None:

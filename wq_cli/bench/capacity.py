@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 from wq_cli import decoding, device, engine
 from wq_cli.attention import ATTENTION, windowed_attention
 from wq_cli.config import Generation
+from wq_cli.errors import DeviceError
 
 if TYPE_CHECKING:
     from wq_cli.config import Quantization
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _PROBES = (32, 64)
 # Share of the answer by which it may be too low.
 PRECISION = 0.02
+# Where tensors are counted, a try takes up to 20 times as much: activations and copies are not counted.
+TAKEN_PER_COUNTED = 32
 
 
 class Capacity:
@@ -50,7 +53,12 @@ class Capacity:
         self._without_arithmetic = without_arithmetic
 
     def within(self, limit_bytes: int) -> int:
-        """The largest size that runs in so much memory, to within 2% of it; 0 where none does."""
+        """The largest size that runs in so much memory, to within 2% of it; 0 where none does.
+
+        Raises:
+            DeviceError: The device has too little memory to try it.
+        """
+        self._check_room(limit_bytes)
         with _limited(self._model.device, limit_bytes):
             needed = [self._bytes(size) for size in _PROBES]
             start = 1
@@ -58,6 +66,20 @@ class Capacity:
                 per_step = (needed[1] - needed[0]) / (_PROBES[1] - _PROBES[0])
                 start = max(1, int(_PROBES[0] + (limit_bytes - needed[0]) / per_step))
             return largest(lambda size: (self._bytes(size) or limit_bytes + 1) <= limit_bytes, start)
+
+    def _check_room(self, limit_bytes: int) -> None:
+        """A limit above what is there would be one of less memory on a GPU, and the end of this process elsewhere."""
+        where = self._model.device
+        free, _ = device.memory(where)
+        if free is None:
+            return
+        most = free + self._weight_bytes if where.type == "cuda" else free // TAKEN_PER_COUNTED
+        if limit_bytes > most:
+            raise DeviceError(f"`{where}` has memory to try {most / 1e9:.3g} GB, not {limit_bytes / 1e9:g}")
+
+    @property
+    def _weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._model.model.parameters())
 
     def _bytes(self, size: int) -> int | None:
         """Peak of a prefill and two tokens; None where there is too little memory."""
@@ -72,8 +94,7 @@ class Capacity:
                 pass
             if model.device.type == "cuda":
                 return device.peak_bytes(model.device)
-            weights = sum(parameter.nbytes for parameter in model.model.parameters())
-            return weights + request.batch.embeds.nbytes + state.cache.nbytes
+            return self._weight_bytes + request.batch.embeds.nbytes + state.cache.nbytes
         except torch.OutOfMemoryError:
             return None
         finally:

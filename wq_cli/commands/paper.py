@@ -19,6 +19,9 @@ $ wq bench paper --output paper.json
 $ wq bench paper --memory-gb 24
 $ wq bench paper --tiny --device cpu"""
 
+# A petabyte.
+MOST_GB = 1e6
+
 Tiny = Annotated[
     bool, opt.option("--tiny", panel=opt.MODEL, help="Two small layers and small batches: that it runs, anywhere.")
 ]
@@ -51,6 +54,8 @@ def paper(
     """Repeat the WindowQuant paper's experiments on speed and memory, on random weights of LLaVA-OneVision-7B."""
     if memory_gb and min(memory_gb) <= 0:
         raise UsageError(f"`--memory-gb {min(memory_gb):g}` is not above 0")
+    if memory_gb and max(memory_gb) > MOST_GB:
+        raise UsageError(f"`--memory-gb {max(memory_gb):g}` is above {MOST_GB:g}")
     if seconds is not None and seconds <= 0:
         raise UsageError(f"`--seconds {seconds:g}` is not above 0")
     output.check()
