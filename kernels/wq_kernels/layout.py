@@ -111,6 +111,26 @@ class Block:
         return _bytes(self.data) + self.metadata_nbytes
 
 
+def check_source(x: Tensor, index: Tensor, window: int) -> None:
+    """Raises ValueError unless blocks can be made of x [B, Hkv, L, D] in the order of index [B, W * S]."""
+    if window < 1:
+        raise ValueError(f"window must be positive, not {window}")
+    if x.dim() != 4 or not x.is_floating_point() or (x.shape[3] > 1 and x.stride(3) != 1):
+        found = f"{x.dtype} {list(x.shape)} with strides {x.stride()}"
+        raise ValueError(f"x must be floating point [B, Hkv, L, D] with unit stride along D, not {found}")
+    if index.dtype != torch.int64 or index.dim() != 2 or index.shape[0] != x.shape[0] or index.shape[1] % window:
+        expected = f"int64 [{x.shape[0]}, a multiple of {window}]"
+        raise ValueError(f"index must be {expected}, not {index.dtype} {list(index.shape)}")
+
+
+def unwritten(x: Tensor, tokens: int, bits: int, window: int) -> tuple[Block, Tensor, Tensor]:
+    """A packed block of so many tokens of x [B, Hkv, L, D] that is yet to be written, its scale and its minimum."""
+    batch, heads, _, channels = x.shape
+    data = x.new_empty(batch, heads, tokens, words_per_token(channels, bits), dtype=torch.int16)
+    scale, minimum = (x.new_empty(batch, heads, tokens // window, channels, dtype=METADATA_DTYPE) for _ in range(2))
+    return Block(bits, window, channels, data, scale, minimum), scale, minimum
+
+
 @dataclass(frozen=True)
 class Segment:
     """Keys and values of the same tokens; widths may differ between the two.

@@ -58,8 +58,8 @@ class Capacity:
         Raises:
             DeviceError: The device has too little memory to try it.
         """
-        self._check_room(limit_bytes)
         with _limited(self._model.device, limit_bytes):
+            self._check_room(limit_bytes)
             needed = [self._bytes(size) for size in _PROBES]
             start = 1
             if needed[0] and needed[1] and needed[1] > needed[0]:

@@ -263,7 +263,7 @@ def attend(
         VALUE_BITS=tuple(shape.value_bits for shape in shapes),
         WINDOWS=tuple(shape.window for shape in shapes),
         TILES=tuple(shape.tile_tokens for shape in shapes),
-        COSTS=tuple(shape.tile_cost for shape in shapes),
+        COSTS=tuple(stretch.cost for stretch in plan.segments),
         IN_REGISTERS=tuple(not float32 and fits_registers(shape, channels, tile.query_block) for shape in shapes),
         RAW_TILE=tile.raw_tokens,
         RAW_COST=plan.raw.cost,

@@ -23,12 +23,6 @@ from wq_kernels.ops.attend.planes import position, power_of_two_above
 
 
 @triton.constexpr_function
-def code_unit(plane, bits):
-    """What a sum of products with the codes of a plane is multiplied by."""
-    return 2.0 ** (24 - position(plane, bits))
-
-
-@triton.constexpr_function
 def power_of_two(n):
     """float16 2**n twice in an int32."""
     return (n + 15) * 0x04000400

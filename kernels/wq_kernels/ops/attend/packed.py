@@ -40,7 +40,6 @@ from wq_kernels.ops.attend.lanes import (
 )
 from wq_kernels.ops.attend.operands import (
     as_int32,
-    code_unit,
     in_units,
     load_query,
     load_tokens,
@@ -48,7 +47,7 @@ from wq_kernels.ops.attend.operands import (
     planes_of,
     values_of_token_pair,
 )
-from wq_kernels.ops.attend.planes import CODE_UNIT, FIRST_PREFETCH, prefetch_windows
+from wq_kernels.ops.attend.planes import CODE_UNIT, FIRST_PREFETCH, code_unit, prefetch_windows
 
 # Windows whose minima are taken together: the rows of a product.
 BLOCK = tl.constexpr(16)
@@ -256,13 +255,13 @@ def add_minima(outputs, sums, minima, window, last, D: tl.constexpr, PLANES: tl.
             low_halves(loaded[2][i], loaded[3][i], ASSEMBLY), high_halves(loaded[2][i], loaded[3][i], ASSEMBLY),
         )  # fmt: skip
         zero = tl.zeros([LANES], dtype=tl.float32)
-        sum = multiply_add(left, right, (zero, zero, zero, zero), ASSEMBLY)
-        sum = multiply_add(left, rest, sum, ASSEMBLY)
+        added = multiply_add(left, right, (zero, zero, zero, zero), ASSEMBLY)
+        added = multiply_add(left, rest, added, ASSEMBLY)
         low = 2**MAX_RISE / code_unit(2 * i % PLANES, 16 // PLANES)
         high = 2**MAX_RISE / code_unit((2 * i + 1) % PLANES, 16 // PLANES)
         old = outputs[i]
         new_outputs = new_outputs + ((
-            old[0] + sum[0] * low, old[1] + sum[1] * low, old[2] + sum[2] * high, old[3] + sum[3] * high
+            old[0] + added[0] * low, old[1] + added[1] * low, old[2] + added[2] * high, old[3] + added[3] * high
         ),)  # fmt: skip
     return new_outputs
 

@@ -27,6 +27,12 @@ def position(plane, bits):
     return bits * plane if plane < in_place else bits * plane - max(bits * in_place, 6)
 
 
+@triton.constexpr_function
+def code_unit(plane, bits):
+    """What a sum of products with the codes of a plane is multiplied by."""
+    return CODE_UNIT.value * 0.5 ** position(plane, bits)
+
+
 def mask_assembly(bits: int) -> tl.constexpr:
     """PTX that turns two words into the 16 / bits pairs of their codes: one shift, then one AND each."""
     planes = 16 // bits

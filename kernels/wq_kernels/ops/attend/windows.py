@@ -22,6 +22,7 @@ from wq_kernels.ops.attend.planes import (
     CODE_UNIT,
     FIRST_PREFETCH,
     code_planes,
+    code_unit,
     load_scales,
     load_words,
     plane_channels,
@@ -260,7 +261,7 @@ def attend_windows(
     if VALUE_BITS != 16:
         whole = ()
         for i in tl.static_range(len(outputs)):
-            whole = whole + (outputs[i] * (CODE_UNIT * 0.5 ** position(i % (16 // VALUE_BITS), VALUE_BITS)),)
+            whole = whole + (outputs[i] * code_unit(i % VALUE_PLANES, VALUE_BITS),)
         tl.debug_barrier()
         outputs = in_order(whole, VALUE_PLANES, BLOCK_M)
         outputs = add_minima(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wq_kernels.dispatch import choose_backend
-from wq_kernels.layout import Block
+from wq_kernels.layout import Block, check_source
 from wq_kernels.ops.fit import naive
 from wq_kernels.ops.fit.compensation import Compensation
 
@@ -43,17 +43,10 @@ def fit(
     Raises:
         ValueError: A width, a shape or a dtype is not as above.
     """
-    batch, heads, length, channels = x.shape
     if bits not in FITTED_BITS:
         raise ValueError(f"bits must be one of {', '.join(map(str, FITTED_BITS))}, not {bits}")
-    if window < 1:
-        raise ValueError(f"window must be positive, not {window}")
-    if not x.is_floating_point() or (channels > 1 and x.stride(3) != 1):
-        raise ValueError(f"x must be floating point with unit stride along D, not {x.dtype} with {x.stride()}")
-    if index.dtype != torch.int64 or index.dim() != 2 or index.shape[0] != batch or index.shape[1] % window:
-        raise ValueError(
-            f"index must be int64 [{batch}, a multiple of {window}], not {index.dtype} {list(index.shape)}"
-        )
+    check_source(x, index, window)
+    batch, heads, length, channels = x.shape
     if weights.dtype != torch.float32 or weights.shape != (batch, heads, length):
         expected = f"float32 {[batch, heads, length]}"
         raise ValueError(f"weights must be {expected}, not {weights.dtype} {list(weights.shape)}")

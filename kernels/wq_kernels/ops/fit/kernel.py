@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wq_kernels.launch import code_rows, fit_warps, next_power_of_two
-from wq_kernels.layout import METADATA_DTYPE, Block, codes_per_word, words_per_token
+from wq_kernels.layout import METADATA_DTYPE, Block, codes_per_word, unwritten
 from wq_kernels.ops.fit.compensation import Compensation
 from wq_kernels.ops.fit.naive import LEAST_SPREAD, LEAST_WEIGHT, ROUNDS, STARTS
 from wq_kernels.ops.pack.kernel import ROUNDER, load_tokens
@@ -177,13 +177,10 @@ def fit(
 ) -> Block:
     """See `wq_kernels.fit`."""
     batch, heads, length, channels = x.shape
-    windows, count = index.shape[1] // window, words_per_token(channels, bits)
-    data = x.new_empty(batch, heads, windows * window, count, dtype=torch.int16)
-    scale, minimum = (x.new_empty(batch, heads, windows, channels, dtype=METADATA_DTYPE) for _ in range(2))
-    block = Block(bits, window, channels, data, scale, minimum)
-    if data.numel() == 0:
+    block, scale, minimum = unwritten(x, index.shape[1], bits, window)
+    if block.data.numel() == 0:
         return block
-    index = index.contiguous()
+    index, windows, words = index.contiguous(), block.windows, block.data.shape[3]
     fit_kernel[(windows, -(-channels // FIT_CHANNELS), batch * heads)](
         x, index, weights.contiguous(), scale, minimum, *x.stride()[:3],
         heads, windows, length, torch.finfo(METADATA_DTYPE).max,
@@ -194,8 +191,8 @@ def fit(
     order, shares = (None, None) if compensation is None else (compensation.order, compensation.shares)
     rows = code_rows(channels, window)
     code_kernel[(windows, batch * heads, -(-window // rows))](
-        x, index, scale, minimum, data, order, shares, *x.stride()[:3], heads, windows,
-        BITS=bits, WINDOW=window, PLANES=codes_per_word(bits), C=count, BLOCK_C=next_power_of_two(count),
+        x, index, scale, minimum, block.data, order, shares, *x.stride()[:3], heads, windows,
+        BITS=bits, WINDOW=window, PLANES=codes_per_word(bits), C=words, BLOCK_C=next_power_of_two(words),
         ROWS=rows, COMPENSATED=compensation is not None, num_warps=1,
     )  # fmt: skip
     return block

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wq_kernels.dispatch import choose_backend
-from wq_kernels.layout import RAW_BITS, Block, check_bits
+from wq_kernels.layout import RAW_BITS, Block, check_bits, check_source
 from wq_kernels.ops.pack import naive
 
 ZERO_POINTS = ("float", "integer")
@@ -43,16 +43,9 @@ def pack(
     Source: WindowQuant (arXiv 2605.02262), equations 14 to 16, with the group of a window taken per channel.
     """
     check_bits(bits)
-    if window < 1:
-        raise ValueError(f"window must be positive, not {window}")
     if zero_point not in ZERO_POINTS:
         raise ValueError(f"zero_point must be one of {', '.join(ZERO_POINTS)}, not {zero_point}")
-    if x.dim() != 4 or not x.is_floating_point() or (x.shape[3] > 1 and x.stride(3) != 1):
-        found = f"{x.dtype} {list(x.shape)} with strides {x.stride()}"
-        raise ValueError(f"x must be floating point [B, Hkv, L, D] with unit stride along D, not {found}")
-    if index.dtype != torch.int64 or index.dim() != 2 or index.shape[0] != x.shape[0] or index.shape[1] % window:
-        expected = f"int64 [{x.shape[0]}, a multiple of {window}]"
-        raise ValueError(f"index must be {expected}, not {index.dtype} {list(index.shape)}")
+    check_source(x, index, window)
     if bits == RAW_BITS:
         return Block(bits, window, x.shape[3], naive.gather(x, index))
     if choose_backend(x.device, x.dtype).name == "torch":

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wq_kernels.launch import next_power_of_two, pack_rows
-from wq_kernels.layout import METADATA_DTYPE, Block, codes_per_word, words_per_token
+from wq_kernels.layout import METADATA_DTYPE, Block, codes_per_word, unwritten
 
 # Added to a float32 from 0 to 2**23 it leaves the nearest integer, ties to even, in the low bits of the mantissa.
 ROUNDER = tl.constexpr(8388608.0)
@@ -116,15 +116,13 @@ def pack_kernel(
 def pack(x: Tensor, index: Tensor, *, bits: int, window: int, zero_point: str) -> Block:
     """See `wq_kernels.pack`."""
     batch, heads, _, channels = x.shape
-    windows, words = index.shape[1] // window, words_per_token(channels, bits)
-    data = x.new_empty(batch, heads, windows * window, words, dtype=torch.int16)
-    scale, minimum = (x.new_empty(batch, heads, windows, channels, dtype=METADATA_DTYPE) for _ in range(2))
-    block = Block(bits, window, channels, data, scale, minimum)
-    if data.numel() == 0:
+    block, scale, minimum = unwritten(x, index.shape[1], bits, window)
+    if block.data.numel() == 0:
         return block
-    pack_kernel[(windows, batch * heads)](
-        x, index.contiguous(), data, scale, minimum, *x.stride()[:3],
-        heads, windows, torch.finfo(METADATA_DTYPE).max,
+    words = block.data.shape[3]
+    pack_kernel[(block.windows, batch * heads)](
+        x, index.contiguous(), block.data, scale, minimum, *x.stride()[:3],
+        heads, block.windows, torch.finfo(METADATA_DTYPE).max,
         BITS=bits, WINDOW=window, PLANES=codes_per_word(bits), C=words, BLOCK_C=next_power_of_two(words),
         ROWS=pack_rows(channels), INTEGER_ZERO=zero_point == "integer", num_warps=1,
     )  # fmt: skip
